@@ -1,0 +1,45 @@
+PYTHON ?= python3
+TORCH ?= 2.13.0+cpu
+TORCH_INDEX ?=
+BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help setup train test lint types unit mutation picture clean
+
+help:  ## what each target does
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.done  ## make .venv and install everything (does nothing when that is done)
+
+.venv/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	@echo "installing PyTorch $(TORCH)"
+	@$(BIN)/pip install -q "torch==$(TORCH)" numpy -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) || { \
+	  echo "make setup: pip found no CPU build of PyTorch $(TORCH). Name an index that has it (PyTorch's install page does): make setup TORCH_INDEX=...; or take the default build, gigabytes on Linux: make setup TORCH=2.13.0"; exit 1; }
+	$(BIN)/pip install -q -e ".[dev]" -c constraints.txt
+	@touch .venv/.done
+
+train: setup  ## the main job: check the paper's four networks against BPTT
+	$(BIN)/python examples/paper_networks.py
+
+test: lint types unit mutation  ## lint, types, tests, and the defects that tests must catch
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/pytest
+
+mutation: setup
+	$(BIN)/python tests/mutations.py
+
+picture: setup  ## draw the picture of the README
+	$(BIN)/python examples/picture.py
+
+clean:  ## remove what was installed and cached
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

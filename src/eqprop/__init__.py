@@ -1,0 +1,69 @@
+"""eqprop: equilibrium propagation with continual weight updates.
+
+net  = eqprop.layered(784, 512, 10)                      a network: F(x, s, θ)
+eqprop.relax(net, x, steps=40)                           its dynamics
+rule = eqprop.ContinualEP(beta=0.2, free_steps=40, nudged_steps=15)
+eqprop.gddcheck(net, rule, x, y)                         does the rule follow BPTT?
+eqprop.make_engine(net, rule, learning_rates=(0.0056, 0.0028)).step(x, y)
+"""
+
+from eqprop.activations import Activation
+from eqprop.analysis import (
+    GddReport,
+    Process,
+    Tolerances,
+    angle,
+    gddcheck,
+    relative_error,
+    sign_agreement,
+    time_resolved,
+)
+from eqprop.costs import SquaredError
+from eqprop.dynamics import NonFiniteState, NotSettled, Relaxation, relax
+from eqprop.engines import make_engine
+from eqprop.model import Model
+from eqprop.network import Input, Layer, Network, layered
+from eqprop.primitive import Primitive, VectorField, toy_model
+from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule, Step
+from eqprop.synapses import Dense, Synapses
+from eqprop.timesteps import Discrete, RealTime
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BPTT",
+    "EP",
+    "RBP",
+    "VF",
+    "Activation",
+    "ContinualEP",
+    "ContinualVF",
+    "Dense",
+    "Discrete",
+    "GddReport",
+    "Input",
+    "Layer",
+    "Model",
+    "Network",
+    "NonFiniteState",
+    "NotSettled",
+    "Primitive",
+    "Process",
+    "RealTime",
+    "Relaxation",
+    "Rule",
+    "SquaredError",
+    "Step",
+    "Synapses",
+    "Tolerances",
+    "VectorField",
+    "angle",
+    "gddcheck",
+    "layered",
+    "make_engine",
+    "relative_error",
+    "relax",
+    "sign_agreement",
+    "time_resolved",
+    "toy_model",
+]

@@ -1,0 +1,268 @@
+"""Does a learning rule follow the gradients of BPTT? Measured step by step, and as a verdict.
+
+Everything points uphill on the loss: where the paper compares Δ(t) with −∇(t), this compares
+−Δ(t) with ∇(t).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqprop.costs import Cost, SquaredError
+from eqprop.dynamics import Relaxation
+from eqprop.engines.descent import LearningRates, descend, resolve_rates
+from eqprop.model import Gradients, Model
+from eqprop.rules import BPTT, Rule, Step
+
+
+def angle(a: Tensor | Gradients, b: Tensor | Gradients, ensemble: Sequence[int] = ()) -> Tensor:
+    """The angle in degrees between two tensors, or two sets of tensors by name, [*ensemble]."""
+    u, v = _flat(a, ensemble), _flat(b, ensemble)
+    return _degrees((u * v).sum(-1), u.norm(dim=-1), v.norm(dim=-1))
+
+
+def _flat(value: Tensor | Gradients, ensemble: Sequence[int]) -> Tensor:
+    tensors = [value] if isinstance(value, Tensor) else [value[name] for name in sorted(value)]
+    return torch.cat([tensor.double().reshape(*ensemble, -1) for tensor in tensors], dim=-1)
+
+
+def _degrees(dot: Tensor, norm_a: Tensor, norm_b: Tensor) -> Tensor:
+    """0 where both are zero, 90 where one is."""
+    degrees = torch.rad2deg(torch.arccos((dot / (norm_a * norm_b)).clamp(-1, 1)))
+    degrees = torch.where((norm_a == 0) | (norm_b == 0), 90.0, degrees)
+    return torch.where((norm_a == 0) & (norm_b == 0), 0.0, degrees)
+
+
+def sign_agreement(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:
+    """The share of entries of a with the sign of b, [*ensemble], where b is above rounding."""
+    tally = _Tally(tuple(ensemble))
+    tally.add(a, b)
+    return tally.sign_agreement()
+
+
+def relative_error(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:
+    """‖a − b‖ / ‖b‖, [*ensemble]: 0 where both are zero, infinite where only b is."""
+    tally = _Tally(tuple(ensemble))
+    tally.add(a, b)
+    return tally.relative_error()
+
+
+class _Tally:
+    """How one process −Δ(t) compares with another ∇(t), gathered without storing either."""
+
+    def __init__(self, ensemble: tuple[int, ...]) -> None:
+        self._ensemble = ensemble
+        self._error = self._norm = self._equal = self._counted = torch.zeros(())
+        self._largest = torch.zeros(())
+        self.total_a = self.total_b = torch.zeros(())
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        eps = torch.finfo(a.dtype).eps
+        u, v = _flat(a, self._ensemble), _flat(b, self._ensemble)
+        self._largest = torch.maximum(self._largest, v.abs().amax(-1))
+        counted = v.abs() > 1e3 * eps * self._largest[..., None]
+        self._equal = self._equal + (counted & (u.sign() == v.sign())).sum(-1)
+        self._counted = self._counted + counted.sum(-1)
+        self._error = self._error + ((u - v) ** 2).sum(-1)
+        self._norm = self._norm + (v**2).sum(-1)
+        self.total_a, self.total_b = self.total_a + a, self.total_b + b
+
+    def relative_error(self) -> Tensor:
+        ratio = (self._error / self._norm).sqrt()
+        return torch.where(self._error == 0, 0.0, ratio)
+
+    def sign_agreement(self) -> Tensor:
+        return torch.where(self._counted == 0, 1.0, self._equal / self._counted)
+
+    def row(self, name: str, limit: Tolerances) -> GddRow:
+        error = float(self.relative_error().max())
+        degrees = float(angle(self.total_a, self.total_b, self._ensemble).max())
+        signs = float(self.sign_agreement().min())
+        passed = (
+            error <= limit.relative_error
+            and degrees <= limit.angle
+            and signs >= limit.sign_agreement
+        )
+        return GddRow(name, error, degrees, signs, passed)
+
+
+@dataclass(frozen=True)
+class Process:
+    """The gradients that a rule reads at each time t = 0 … K−1, stacked along a first axis."""
+
+    neurons: dict[str, Tensor]  # layer -> [K, *ensemble, batch, n], a sample
+    synapses: dict[str, Tensor]  # parameter -> [K, *shape], mean over the batch
+    free: Relaxation
+
+    def total(self) -> Gradients:
+        """Σ_t of the synapses' gradients."""
+        return {name: process.sum(0) for name, process in self.synapses.items()}
+
+
+def time_resolved(
+    model: Model,
+    rule: Rule,
+    x: Tensor,
+    y: Tensor,
+    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    *,
+    learning_rates: LearningRates | None = None,
+) -> Process:
+    """−Δ_s(t), −Δ_θ(t) of a two-phase rule, or ∇_s(t), ∇_θ(t) of BPTT and RBP.
+
+    With `learning_rates`, θ moves along during the phase as in C-EP; without, it is fixed. The
+    model itself is left as it is.
+    """
+    moving = _Moving(model, rule, x, y, cost, learning_rates)
+    steps = list(moving)
+    return Process(
+        neurons={
+            name: torch.stack([step.neurons[i] for step in steps])
+            for i, name in enumerate(model.layer_names)
+        },
+        synapses={
+            name: torch.stack([step.synapses[name] for step in steps]) for name in steps[0].synapses
+        },
+        free=moving.free,
+    )
+
+
+class _Moving(Iterator[Step]):
+    """The steps of a rule on a copy of the model, whose θ moves along if it has rates."""
+
+    def __init__(
+        self,
+        model: Model,
+        rule: Rule,
+        x: Tensor,
+        y: Tensor,
+        cost: Cost,
+        learning_rates: LearningRates | None,
+    ) -> None:
+        self._model = copy.deepcopy(model)
+        self._rates = {} if learning_rates is None else resolve_rates(model, learning_rates)
+        self._steps = rule.steps(self._model, x, y, cost)
+        self.free = self._steps.free
+        self._latest: Gradients | None = None
+
+    def __next__(self) -> Step:
+        if self._latest is not None:
+            descend(self._model, [self._latest], self._rates)
+        step = next(self._steps)
+        self._latest = step.synapses
+        return step
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """What `gddcheck` accepts, for every layer and every parameter."""
+
+    relative_error: float = 0.1  # ‖−Δ − ∇‖ / ‖∇‖ over all t
+    angle: float = 10.0  # degrees, between the totals
+    sign_agreement: float = 0.9  # share of entries over all t where ∇ is not zero
+
+
+@dataclass(frozen=True)
+class GddRow:
+    """One layer's neurons or one parameter, the worst member of an ensemble."""
+
+    name: str
+    relative_error: float
+    angle: float
+    sign_agreement: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class GddReport:
+    """The verdict of `gddcheck`. It prints as a table."""
+
+    rule: str
+    steps: int
+    residual: float
+    tolerances: Tolerances
+    neurons: tuple[GddRow, ...]
+    synapses: tuple[GddRow, ...]
+    angle: float  # between the totals of all parameters together
+
+    @property
+    def rows(self) -> tuple[GddRow, ...]:
+        return self.neurons + self.synapses
+
+    @property
+    def passed(self) -> bool:
+        return all(row.passed for row in self.rows)
+
+    def __str__(self) -> str:
+        limit = self.tolerances
+        width = max(len(row.name) for row in self.rows)
+        lines = [
+            f"{self.rule} against BPTT over {self.steps} steps; "
+            f"free phase ended with residual {self.residual:.1e}",
+            f"{'':{width}}  {'rel. error':>10}  {'angle':>7}  {'signs':>6}",
+        ]
+        for row in self.rows:
+            lines.append(
+                f"{row.name:{width}}  {row.relative_error:10.2e}  {row.angle:6.1f}°  "
+                f"{row.sign_agreement:6.1%}  {'ok' if row.passed else 'FAIL'}"
+            )
+        lines.append(f"{'all parameters':{width}}  {'':10}  {self.angle:6.1f}°")
+        lines.append(
+            f"{'PASSED' if self.passed else 'FAILED'} at relative error ≤ {limit.relative_error:g},"
+            f" angle ≤ {limit.angle:g}°, equal signs ≥ {limit.sign_agreement:.0%}"
+        )
+        return "\n".join(lines)
+
+
+def gddcheck(
+    model: Model,
+    rule: Rule,
+    x: Tensor,
+    y: Tensor,
+    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    *,
+    learning_rates: LearningRates | None = None,
+    tolerances: Tolerances = Tolerances(),  # noqa: B008 (frozen)
+) -> GddReport:
+    """Check the gradient-descending dynamics (Theorem 1) of a rule on a model, at its β and η.
+
+    What `torch.autograd.gradcheck` does for a backward pass: the rule's updates Δ(t) of every
+    layer and parameter are held against −∇(t) of BPTT, t = 0 … K−1. Without `learning_rates`
+    the weights stay fixed (η → 0); with them they move during the phase. Use float64.
+    """
+    K = rule.horizon
+    if rule.free_steps < K:
+        raise ValueError(
+            f"gddcheck: the {K} steps to compare must not exceed free_steps ({rule.free_steps})"
+        )
+    moving = _Moving(model, rule, x, y, cost, learning_rates)
+    bptt = BPTT(free_steps=rule.free_steps, backward_steps=K).steps(model, x, y, cost)
+    neurons = {name: _Tally(model.ensemble) for name in model.layer_names}
+    synapses = {name: _Tally(model.ensemble) for name, _ in model.named_parameters()}
+    taken = 0
+    for ours, exact in zip(moving, bptt, strict=False):
+        taken += 1
+        for name, a, b in zip(model.layer_names, ours.neurons, exact.neurons, strict=True):
+            neurons[name].add(a, b)
+        for name in synapses:
+            synapses[name].add(ours.synapses[name], exact.synapses[name])
+    return GddReport(
+        rule=type(rule).__name__,
+        steps=taken,
+        residual=moving.free.residual,
+        tolerances=tolerances,
+        neurons=tuple(tally.row(f"neurons {n}", tolerances) for n, tally in neurons.items()),
+        synapses=tuple(tally.row(n, tolerances) for n, tally in synapses.items()),
+        angle=float(
+            angle(
+                {name: tally.total_a for name, tally in synapses.items()},
+                {name: tally.total_b for name, tally in synapses.items()},
+                model.ensemble,
+            ).max()
+        ),
+    )

@@ -1,0 +1,39 @@
+"""Costs ℓ(output, y), one value a sample. Any differentiable function of that form will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Cost = Callable[[Tensor, Tensor], Tensor]  # ([*, B, n], y) -> [*, B]
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """ℓ = ½‖output − y‖², the cost of the paper."""
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        if y.shape[-1] != output.shape[-1]:
+            raise ValueError(
+                f"y has width {y.shape[-1]}, but the output layer has {output.shape[-1]} neurons"
+            )
+        return 0.5 * ((output - y) ** 2).sum(-1)
+
+
+def cost_gradient(cost: Cost, output: Tensor, y: Tensor) -> Tensor:
+    """∂ℓ/∂output of every sample, [*, B, n]."""
+
+    def summed(output: Tensor) -> Tensor:
+        value = cost(output, y)
+        if value.shape != output.shape[:-1]:
+            raise ValueError(
+                f"cost must return one value a sample, shape {list(output.shape[:-1])}, "
+                f"not {list(value.shape)}"
+            )
+        return value.sum()
+
+    gradient: Tensor = torch.func.grad(summed)(output)
+    return gradient

@@ -1,0 +1,147 @@
+"""Dynamics: `relax` runs the first phase and reports itself; `nudged_step` is one of the second.
+
+First phase   s_{t+1} = F(x, s_t, θ)                                   Eq. (1st-phase)
+Second phase  s_{t+1} = F(x, s_t, θ) − β ε ∂ℓ/∂s (s_t, y)              Eq. (C-EP), neurons
+with ε = 1, or the time step in real time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqprop.costs import Cost, cost_gradient
+from eqprop.model import Model, State, per_member
+
+
+class NonFiniteState(ArithmeticError):
+    """A neuron became NaN or infinite: in which layer, at which step, in which members."""
+
+    def __init__(self, layer: str, step: int, phase: str, members: Tensor) -> None:
+        self.layer, self.step, self.phase, self.members = layer, step, phase, members
+        which = f" in members {members.flatten().nonzero().flatten().tolist()}"
+        super().__init__(
+            f"layer {layer!r} is not finite after step {step} of the {phase} phase"
+            f"{which if members.ndim else ''}: the dynamics diverge, or θ is not finite"
+        )
+
+
+class NotSettled(UserWarning):
+    """A free phase ended before the state stood still: gradients read off it are not exact."""
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What a free phase came to.
+
+    `residual` is the largest change of any neuron at its last update: zero at a steady state.
+    """
+
+    state: State
+    residual: float
+    steps: int  # the most that any member took
+    sample_residual: Tensor  # [*ensemble, batch]
+    member_steps: Tensor  # [*ensemble]
+    tolerance: float | None = None
+    history: tuple[State, ...] = ()  # the states before the last steps, oldest first
+
+    @property
+    def settled(self) -> bool:
+        """Whether the residual came below the tolerance (without one: to exactly zero)."""
+        return self.residual <= (self.tolerance or 0.0)
+
+
+@torch.no_grad()
+def relax(
+    model: Model,
+    x: Tensor,
+    steps: int,
+    tolerance: float | None = None,
+    *,
+    in_turn: bool = False,
+    state: State | None = None,
+    keep: int = 0,
+) -> Relaxation:
+    """Run the free phase for exactly `steps` steps, or until no neuron moves by more than
+    `tolerance` (each ensemble member stops for itself).
+
+    `in_turn` moves the two groups of layers of `model.split()` alternately, one group a step:
+    half the work, the same steady states, and none of the alternation between two of them that
+    synchronous steps allow. `state` is s_0 (zero by default); `keep` records that many states
+    from the end of the way, for BPTT.
+    """
+    check_steps("steps", steps)
+    check_tolerance(tolerance)
+    model.check_input(x)
+    groups: tuple[tuple[int, ...] | None, ...] = model.split() if in_turn else (None,)
+    if steps < len(groups):
+        raise ValueError(f"steps must be {len(groups)} at least with in_turn, not {steps}")
+    s = model.initial_state(x) if state is None else state
+    history: deque[State] = deque(maxlen=keep)
+    moved: deque[Tensor] = deque(maxlen=len(groups))  # the change of each group's last update
+    running = torch.ones(model.ensemble, dtype=torch.bool, device=x.device)
+    taken = torch.zeros(model.ensemble, dtype=torch.long, device=x.device)
+    residual = torch.full((*model.ensemble, x.shape[-2]), torch.inf, device=x.device)
+    for t in range(steps):
+        history.append(s)
+        s_next = model(x, s, groups[t % len(groups)])
+        check_finite(model, s_next, t + 1, "free")
+        if tolerance is not None and model.ensemble:
+            hold = running[..., None, None]
+            s_next = tuple(torch.where(hold, b, a) for a, b in zip(s, s_next, strict=True))
+        taken += running
+        if tolerance is not None or steps - t <= len(groups):
+            moved.append(_largest_change(s, s_next))
+        s = s_next
+        if len(moved) == len(groups):
+            now = torch.stack(tuple(moved)).amax(0)
+            residual = torch.where(running[..., None], now.to(residual), residual)
+            if tolerance is not None:
+                running = running & (residual.amax(-1) > tolerance)
+                if not bool(running.any()):
+                    break
+    return Relaxation(
+        state=s,
+        residual=float(residual.max()),
+        steps=int(taken.max()),
+        sample_residual=residual,
+        member_steps=taken,
+        tolerance=tolerance,
+        history=tuple(history),
+    )
+
+
+def _largest_change(s: State, s_next: State) -> Tensor:
+    changes = [(b - a).abs().amax(-1) for a, b in zip(s, s_next, strict=True)]
+    return torch.stack(changes).amax(0)
+
+
+def nudged_step(
+    model: Model, x: Tensor, y: Tensor, s: State, beta: float | Tensor, cost: Cost, step: int
+) -> State:
+    """Step number `step` of the second phase. Only the output layer feels the nudge."""
+    *hidden, output = model(x, s)
+    strength = per_member(beta, output, model.ensemble) * model.nudge_scale
+    s_next = (*hidden, output - strength * cost_gradient(cost, model.output(s), y))
+    check_finite(model, s_next, step, "nudged")
+    return s_next
+
+
+def check_finite(model: Model, s: State, step: int, phase: str) -> None:
+    for name, layer in zip(model.layer_names, s, strict=True):
+        finite = torch.isfinite(layer)
+        if not bool(finite.all()):
+            raise NonFiniteState(name, step, phase, ~finite.all(-1).all(-1))
+
+
+def check_steps(name: str, steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"{name} must be a positive integer, not {steps!r}")
+
+
+def check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not tolerance >= 0:
+        raise ValueError(f"tolerance must not be negative, not {tolerance}")

@@ -1,0 +1,93 @@
+"""Gradient descent along the stream of a rule: the one place where parameters move.
+
+Alg. cep         θ ← θ + η Δ(t)  at every item
+Alg. debug-cep   θ ← θ + η_tiny Δ(t)  at every item,  then  θ ← θ − Δθ + (η/η_tiny) Δθ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from eqprop.model import Gradients, Model, per_member
+from eqprop.network import Network
+
+LearningRates = float | Sequence[float | Tensor] | Mapping[str, float | Tensor]
+
+
+@torch.no_grad()
+def descend(
+    model: Model,
+    stream: Iterable[Gradients],
+    rates: Mapping[str, float | Tensor],
+    rescale: float | None = None,
+) -> None:
+    """Move the parameters named in `rates` downhill; the others stay."""
+    theta = dict(model.named_parameters())
+    eta = {name: per_member(rate, theta[name], model.ensemble) for name, rate in rates.items()}
+    if rescale is None:
+        for gradients in stream:
+            for name in eta:
+                theta[name].sub_(eta[name] * gradients[name])
+        return
+    # η_tiny Δ(t) is far below the rounding of θ in float32. So the total is what accumulates,
+    # and θ is set from it and from where it started: no update is ever lost.
+    start = {name: theta[name].clone() for name in eta}
+    moved = {name: torch.zeros_like(theta[name]) for name in eta}
+    for gradients in stream:
+        for name in eta:
+            moved[name].add_(gradients[name])
+            theta[name].copy_(start[name] - rescale * eta[name] * moved[name])
+    for name in eta:
+        theta[name].copy_(start[name] - eta[name] * moved[name])
+
+
+def resolve_rates(
+    model: Model, given: LearningRates, frozen: Sequence[str] = ()
+) -> dict[str, float | Tensor]:
+    """A learning rate for each parameter, from one number, one a synapse, or one a name.
+
+    A synapse's weights, in both directions, and its bias share one. `frozen` names parameters
+    that do not move.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for name in frozen:
+        if name not in names:
+            raise ValueError(f"frozen: there is no parameter {name!r} among {', '.join(names)}")
+    rates: dict[str, float | Tensor]
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ValueError(
+                f"learning_rates: there is no parameter {unknown[0]!r} among {', '.join(names)}"
+            )
+        rates = dict(given)
+    elif isinstance(given, (int, float)):
+        rates = dict.fromkeys(names, float(given))
+    else:
+        if not isinstance(model, Network):
+            raise ValueError(
+                "learning_rates: give one number, or one for each parameter by name; "
+                "a list needs a Network, one entry a synapse"
+            )
+        if len(given) != len(model.synapses):
+            raise ValueError(
+                f"learning_rates has {len(given)} entries, but the network has "
+                f"{len(model.synapses)} synapses, input to output"
+            )
+        rates = {name: given[int(name.split(".")[1])] for name in names}
+    for name, rate in rates.items():
+        value = torch.as_tensor(rate)
+        if not bool((torch.isfinite(value) & (value > 0)).all()):
+            raise ValueError(
+                f"learning_rates: {name} must be positive (0 is no learning), not {rate}; "
+                "use frozen to hold a parameter"
+            )
+        if value.ndim and tuple(value.shape) != model.ensemble:
+            raise ValueError(
+                f"learning_rates: {name} has shape {list(value.shape)}, "
+                f"but the ensemble is {list(model.ensemble)}"
+            )
+    return {name: rate for name, rate in rates.items() if name not in frozen}

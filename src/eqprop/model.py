@@ -1,0 +1,124 @@
+"""What a learning rule may ask of a model: F(x, s, θ), ∂Φ/∂θ and ∂F/∂θ. Nothing else.
+
+The state s is explicit: a tuple of one tensor [*ensemble, batch, n] a layer, input → output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+State = tuple[Tensor, ...]
+Parameters = dict[str, Tensor]  # by name, as in named_parameters()
+Gradients = dict[str, Tensor]  # one for each parameter, uphill on the loss
+
+
+class Model(nn.Module, ABC):
+    """A convergent recurrent network with static input: s_{t+1} = F(x, s_t, θ).
+
+    Parameters do not require grad: gradients come from the learning rules.
+    """
+
+    layer_names: tuple[str, ...]
+    layer_sizes: tuple[int, ...]
+    input_size: int | None  # None: any width
+    ensemble: tuple[int, ...]
+    seeds: tuple[int, ...]  # one a member
+    dtype: torch.dtype
+    nudge_scale: float  # ε of the nudge: s' = F − β ε ∂ℓ/∂s
+
+    @abstractmethod
+    def forward(self, x: Tensor, s: State, layers: Sequence[int] | None = None) -> State:
+        """F(x, s, θ). With `layers`, only those move and the others stay as they are."""
+
+    @abstractmethod
+    def phi_gradient(self, x: Tensor, s: State) -> Gradients:
+        """∂Φ/∂θ at (x, s, θ), mean over the batch. An error where the model has no Φ."""
+
+    @abstractmethod
+    def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
+        """(∂F/∂θ)ᵀ·ds at (x, s, θ), mean over the batch."""
+
+    @abstractmethod
+    def split(self) -> tuple[tuple[int, ...], ...]:
+        """Two groups of layers that see only each other. An error where there is no such split."""
+
+    def initial_state(self, x: Tensor) -> State:
+        """s_0 = 0, as in all algorithms of the paper."""
+        return tuple(
+            torch.zeros(*self.ensemble, x.shape[-2], n, dtype=self.dtype, device=x.device)
+            for n in self.layer_sizes
+        )
+
+    def output(self, s: State) -> Tensor:
+        return s[-1]
+
+    def check_input(self, x: Tensor) -> None:
+        _check_batch("x", x, self)
+        if self.input_size is not None and x.shape[-1] != self.input_size:
+            raise ValueError(
+                f"x has width {x.shape[-1]}, but the network has {self.input_size} inputs"
+            )
+
+    def check_target(self, x: Tensor, y: Tensor) -> None:
+        if not isinstance(y, Tensor):
+            raise ValueError(f"y must be a tensor, not {type(y).__name__}")
+        if y.is_floating_point():
+            _check_batch("y", y, self)
+            if y.shape[-2] != x.shape[-2]:
+                raise ValueError(f"y has {y.shape[-2]} samples, but x has {x.shape[-2]}")
+
+
+def _check_batch(name: str, value: Tensor, model: Model) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, not {type(value).__name__}")
+    leading = tuple(value.shape[:-2])
+    if value.ndim < 2 or leading not in ((), model.ensemble):
+        members = f" or {[*model.ensemble, 'batch', 'n']}" if model.ensemble else ""
+        raise ValueError(
+            f"{name} has shape {list(value.shape)}, but must be ['batch', 'n']{members}"
+        )
+    if value.shape[-2] == 0:
+        raise ValueError(f"{name} has no samples: its batch is empty")
+    if value.dtype != model.dtype:
+        raise ValueError(
+            f"{name} is {value.dtype}, but the model is {model.dtype}: "
+            f"convert it with {name}.to({model.dtype})"
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{name} contains NaN or infinite values")
+
+
+def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:
+    shape = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
+    if not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"ensemble must hold positive integers, not {ensemble!r}")
+    return shape
+
+
+def mean_over_batch(summed: Gradients, batch: int) -> Gradients:
+    """The one place where per-sample gradients, summed over the batch, become their mean."""
+    return {name: gradient / batch for name, gradient in summed.items()}
+
+
+def per_member(value: float | Tensor, like: Tensor, ensemble: tuple[int, ...]) -> float | Tensor:
+    """A value a member, shaped so that it multiplies `like` of shape [*ensemble, ...]."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    return value.reshape(*ensemble, *(1 for _ in range(like.ndim - len(ensemble)))).to(like)
+
+
+def vjp(model: Model, x: Tensor, s: State, cotangent: State) -> tuple[State, Gradients]:
+    """(∂F/∂s)ᵀ·cotangent for every sample, and (∂F/∂θ)ᵀ·cotangent as mean over the batch."""
+    theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
+    s = tuple(layer.detach().requires_grad_() for layer in s)
+    with torch.enable_grad():
+        s_next = torch.func.functional_call(model, theta, (x, s))
+    pulled = torch.autograd.grad(
+        s_next, (*s, *theta.values()), cotangent, allow_unused=True, materialize_grads=True
+    )
+    gradients = dict(zip(theta, pulled[len(s) :], strict=True))
+    return pulled[: len(s)], mean_over_batch(gradients, s[-1].shape[-2])

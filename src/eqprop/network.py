@@ -1,0 +1,272 @@
+"""Networks: layers of neurons joined by synapses, in discrete or real time."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.activations import IDENTITY, Activation, Elementwise, as_activation
+from eqprop.model import Gradients, Model, State, check_ensemble, mean_over_batch
+from eqprop.seeds import member_seeds
+from eqprop.synapses import INPUT, Dense, Init, Synapses
+from eqprop.timesteps import Discrete, RealTime, Timesteps
+
+
+@dataclass(frozen=True)
+class Input:
+    """The static input x. In real time the paper transmits σ(x): give it the activation."""
+
+    size: int
+    activation: Activation | str | Elementwise = IDENTITY
+
+    def __post_init__(self) -> None:
+        _check_size(INPUT, self.size)
+        as_activation(self.activation)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Neurons that share an activation. The last layer of a network is its output."""
+
+    name: str
+    size: int
+    activation: Activation | str | Elementwise = "sigmoid"
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == INPUT:
+            raise ValueError(f"layer name {self.name!r} is reserved or empty")
+        _check_size(self.name, self.size)
+        as_activation(self.activation)
+
+
+def _check_size(name: str, size: int) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"layer {name!r}: size must be a positive integer, not {size!r}")
+
+
+class Network(Model):
+    """The transition function F of any topology of layers and synapses.
+
+    `layers` starts with the `Input` and ends with the output layer. `synapses` name the layers
+    they join. Every parameter is [*ensemble, ...], every state [*ensemble, batch, n].
+    """
+
+    synapses: Sequence[Synapses]
+
+    def __init__(
+        self,
+        layers: Sequence[Input | Layer],
+        synapses: Sequence[Synapses],
+        *,
+        time: Timesteps = Discrete(),  # noqa: B008 (frozen)
+        ensemble: int | Sequence[int] = (),
+        seed: int | Sequence[int] = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if not layers or not isinstance(layers[0], Input):
+            raise ValueError("layers must start with an Input")
+        self.input = layers[0]
+        self.layers = tuple(layer for layer in layers if isinstance(layer, Layer))
+        if len(self.layers) != len(layers) - 1 or not self.layers:
+            raise ValueError("layers must hold one Layer or more after the Input, and nothing else")
+        if not isinstance(time, Timesteps):
+            raise ValueError(f"time must be Discrete() or RealTime(dt=...), not {time!r}")
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype must be a floating-point type of torch, not {dtype!r}")
+        self.time = time
+        self.dtype = dtype
+        self.ensemble = check_ensemble(ensemble)
+        self.seeds = member_seeds(seed, self.ensemble)
+        self.layer_names = tuple(layer.name for layer in self.layers)
+        self.layer_sizes = tuple(layer.size for layer in self.layers)
+        self.input_size = self.input.size
+        self.nudge_scale = time.epsilon
+        self._input_sigma = as_activation(self.input.activation)
+        self._sigmas = tuple(as_activation(layer.activation) for layer in self.layers)
+        self._ends = self._connect(synapses)
+        self.synapses = nn.ModuleList(synapses)  # type: ignore[assignment]
+
+    def _connect(self, synapses: Sequence[Synapses]) -> tuple[tuple[int | None, int], ...]:
+        """Build the synapses; return the layers (pre, post) of each, None for the input."""
+        index = {name: i for i, name in enumerate(self.layer_names)}
+        if len(index) != len(self.layers):
+            raise ValueError(f"layer names must differ: {', '.join(self.layer_names)}")
+        sizes = {INPUT: self.input.size, **{layer.name: layer.size for layer in self.layers}}
+        ends: list[tuple[int | None, int]] = []
+        for k, synapse in enumerate(synapses):
+            for end in (synapse.pre, synapse.post):
+                if end not in sizes:
+                    raise ValueError(
+                        f"synapse {synapse.name}: no layer {end!r} among {', '.join(sizes)}"
+                    )
+            ends.append((index.get(synapse.pre), index[synapse.post]))
+            synapse.build(
+                (sizes[synapse.pre], sizes[synapse.post]),
+                self.ensemble,
+                self.seeds,
+                f"synapse {k}",
+                self.dtype,
+            )
+        for i, name in enumerate(self.layer_names):
+            if not any(i in end for end in ends):
+                raise ValueError(f"layer {name!r} has no synapses")
+        return tuple(ends)
+
+    def forward(self, x: Tensor, s: State, layers: Sequence[int] | None = None) -> State:
+        x, rates = self._rates(x, s)
+        s_next = list(s)
+        for i in range(len(s)) if layers is None else layers:
+            s_next[i] = self.time.advance(
+                self._sigmas[i], s[i], self._drive(i, x, rates), self._is_output(i)
+            )
+        return tuple(s_next)
+
+    def _rates(self, x: Tensor, s: State) -> tuple[Tensor, State]:
+        """What the input and the neurons transmit."""
+        rates = (self.time.rate(sigma, layer) for sigma, layer in zip(self._sigmas, s, strict=True))
+        return self._input_sigma(x), tuple(rates)
+
+    def _is_output(self, i: int) -> bool:
+        return i == len(self.layers) - 1
+
+    def _drive(self, i: int, x: Tensor, rates: State) -> Tensor:
+        terms = []
+        for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
+            if post == i:
+                terms.append(synapse.forward_drive(x if pre is None else rates[pre]))
+            elif pre == i:
+                terms.append(synapse.backward_drive(rates[post]))
+        return sum(terms[1:], start=terms[0])
+
+    def _joined(
+        self, x: Tensor, s: State
+    ) -> Iterator[tuple[str, Synapses, Tensor, Tensor, int | None, int]]:
+        """Each synapse by name, with what its two ends transmit and which layers they are."""
+        x, rates = self._rates(x, s)
+        for k, (synapse, (pre, post)) in enumerate(zip(self.synapses, self._ends, strict=True)):
+            yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
+
+    def phi(self, x: Tensor, s: State) -> Tensor:
+        """Φ(x, s, θ), a value a sample (Eqs. model-ep-phi, cep-realtime-phi). Tied synapses only.
+
+        Every synapse carries the factor ε, the input's too: the paper prints that one without.
+        """
+        phi = sum(self.time.leak(layer) for layer in s)
+        for _, synapse, pre, post, _, _ in self._joined(x, s):
+            phi = phi + self.time.epsilon * synapse.phi(pre, post)
+        return torch.as_tensor(phi)
+
+    def phi_gradient(self, x: Tensor, s: State) -> Gradients:
+        summed: Gradients = {}
+        for name, synapse, pre, post, _, _ in self._joined(x, s):
+            for field, gradient in synapse.phi_gradient(pre, post).items():
+                summed[f"{name}.{field}"] = self.time.epsilon * gradient
+        return mean_over_batch(summed, s[-1].shape[-2])
+
+    def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
+        driven = tuple(  # ds pulled back to the drives
+            self.time.gain(sigma, s[i], self._is_output(i)) * ds[i]
+            for i, sigma in enumerate(self._sigmas)
+        )
+        summed: Gradients = {}
+        for name, synapse, pre, post, i, j in self._joined(x, s):
+            d_pre = None if i is None else driven[i]
+            for field, gradient in synapse.vector_field_gradient(
+                pre, post, d_pre, driven[j]
+            ).items():
+                summed[f"{name}.{field}"] = gradient
+        return mean_over_batch(summed, s[-1].shape[-2])
+
+    def split(self) -> tuple[tuple[int, ...], ...]:
+        """Two groups of layers with no synapse inside a group: odd depths, then even ones."""
+        group: dict[int, int] = {}
+        for start in range(len(self.layers)):
+            frontier = [] if start in group else [start]
+            group.setdefault(start, 0)
+            while frontier:
+                i = frontier.pop()
+                for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
+                    if pre is None or i not in (pre, post):
+                        continue
+                    neighbour = post if i == pre else pre
+                    if neighbour not in group:
+                        group[neighbour] = 1 - group[i]
+                        frontier.append(neighbour)
+                    elif group[neighbour] == group[i]:
+                        raise ValueError(
+                            "in_turn: the layers do not split in two groups that see only each "
+                            f"other, because of synapse {synapse.name}; update them synchronously"
+                        )
+        return tuple(tuple(sorted(i for i in group if group[i] == g)) for g in (0, 1))
+
+    def member(self, *index: int) -> Network:
+        """One member of the ensemble as a network of its own, with its own copy of θ."""
+        if len(index) != len(self.ensemble):
+            raise ValueError(f"member needs {len(self.ensemble)} indices, not {len(index)}")
+        alone = copy.deepcopy(self)
+        flat = torch.arange(math.prod(self.ensemble)).reshape(self.ensemble)[index]
+        alone.ensemble, alone.seeds = (), (self.seeds[int(flat)],)
+        for synapse in alone.synapses:
+            for field, parameter in list(synapse.named_parameters()):
+                own = nn.Parameter(parameter[index].clone(), requires_grad=False)
+                setattr(synapse, field, own)
+        return alone
+
+    def extra_repr(self) -> str:
+        chain = " → ".join(
+            f"{name} {n}"
+            for name, n in zip(
+                (INPUT, *self.layer_names), (self.input.size, *self.layer_sizes), strict=True
+            )
+        )
+        return f"{chain}; {self.time}; ensemble={self.ensemble}"
+
+
+def layered(
+    *sizes: int,
+    tied: bool = True,
+    time: Timesteps = Discrete(),  # noqa: B008 (frozen)
+    activation: str | Activation | Elementwise = "sigmoid",
+    bias: bool = True,
+    init: str | Init = "glorot",
+    angle: float | Sequence[float] = 0.0,
+    ensemble: int | Sequence[int] = (),
+    seed: int | Sequence[int] = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Network:
+    """The paper's network: a chain of layers, sizes from input to output.
+
+    `tied` and `time` are the two axes of appendix E; `angle` is the initial Ψ in degrees
+    between forward and backward weights (untied only), a value a member if wanted. In real
+    time the input transmits σ(x), as the paper writes it. Member i of an ensemble is exactly
+    the network of seed `seed + i`.
+    """
+    if len(sizes) < 2:
+        raise ValueError(f"sizes must name an input and an output at least, not {sizes}")
+    hidden = len(sizes) - 2
+    names = ["hidden"] if hidden == 1 else [f"hidden{i + 1}" for i in range(hidden)]
+    chain = [INPUT, *names, "output"]
+    transmits = activation if isinstance(time, RealTime) else IDENTITY
+    if tied and angle != 0.0:
+        raise ValueError("angle needs untied weights: pass tied=False")
+    return Network(
+        [
+            Input(sizes[0], transmits),
+            *(Layer(n, size, activation) for n, size in zip(chain[1:], sizes[1:], strict=True)),
+        ],
+        [
+            Dense(pre, post, tied=tied, bias=bias, init=init, angle=0.0 if pre == INPUT else angle)
+            for pre, post in pairwise(chain)
+        ],
+        time=time,
+        ensemble=ensemble,
+        seed=seed,
+        dtype=dtype,
+    )

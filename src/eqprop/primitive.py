@@ -1,0 +1,139 @@
+"""Models from a user's own function: Φ(x, s, θ) as `Primitive`, F(x, s, θ) as `VectorField`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.model import Gradients, Model, Parameters, State, check_ensemble, mean_over_batch, vjp
+from eqprop.seeds import member_seeds
+
+Phi = Callable[[Tensor, State, Parameters], Tensor]
+Field = Callable[[Tensor, State, Parameters], State]
+
+
+class _UserModel(Model):
+    """Parameters and layers by name, around a function of (x, s, θ)."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        layers: Mapping[str, int],
+        inputs: int | None,
+        ensemble: int | Sequence[int],
+    ) -> None:
+        super().__init__()
+        if not parameters or not layers:
+            raise ValueError("parameters and layers must each name one entry at least")
+        self.ensemble = check_ensemble(ensemble)
+        self.seeds = member_seeds(0, self.ensemble)
+        self.layer_names, self.layer_sizes = tuple(layers), tuple(layers.values())
+        self.input_size = inputs
+        self.nudge_scale = 1.0
+        self.dtype = next(iter(parameters.values())).dtype
+        for name, size in layers.items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"layer {name!r}: size must be a positive integer, not {size!r}")
+        for name, value in parameters.items():
+            if value.dtype != self.dtype or not value.is_floating_point():
+                raise ValueError(
+                    f"parameter {name!r} is {value.dtype}: all must share one floating-point type"
+                )
+            if tuple(value.shape[: len(self.ensemble)]) != self.ensemble:
+                raise ValueError(
+                    f"parameter {name!r} has shape {list(value.shape)}, "
+                    f"but must start with the ensemble {list(self.ensemble)}"
+                )
+            own = nn.Parameter(value.detach().clone(), requires_grad=False)
+            self.register_parameter(name, own)
+
+    @abstractmethod
+    def transition(self, x: Tensor, s: State, theta: Parameters) -> State: ...
+
+    def forward(self, x: Tensor, s: State, layers: Sequence[int] | None = None) -> State:
+        if layers is not None:
+            self.split()
+        return self.transition(x, s, dict(self.named_parameters()))
+
+    def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
+        return vjp(self, x, s, ds)[1]
+
+    def split(self) -> tuple[tuple[int, ...], ...]:
+        raise ValueError("in_turn needs a Network: a function does not tell which layers it joins")
+
+
+class Primitive(_UserModel):
+    """F = ∂Φ/∂s for a Φ(x, s, θ) written in plain PyTorch.
+
+    `phi(x, s, theta)` gets the state as a tuple of tensors [*ensemble, batch, n], one for each
+    entry of `layers`, and the parameters by name; it returns one value a sample. The last
+    layer is the output. F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func`.
+    """
+
+    def __init__(
+        self,
+        phi: Phi,
+        *,
+        parameters: Mapping[str, Tensor],
+        layers: Mapping[str, int],
+        inputs: int | None = None,
+        ensemble: int | Sequence[int] = (),
+    ) -> None:
+        super().__init__(parameters, layers, inputs, ensemble)
+        self._phi = phi
+
+    def phi(self, x: Tensor, s: State) -> Tensor:
+        """Φ(x, s, θ), a value a sample."""
+        return self._phi(x, s, dict(self.named_parameters()))
+
+    def transition(self, x: Tensor, s: State, theta: Parameters) -> State:
+        f: State = torch.func.grad(lambda s: self._phi(x, s, theta).sum())(s)
+        return f
+
+    def phi_gradient(self, x: Tensor, s: State) -> Gradients:
+        theta = {name: p.detach() for name, p in self.named_parameters()}
+        summed: Gradients = torch.func.grad(lambda theta: self._phi(x, s, theta).sum())(theta)
+        return mean_over_batch(summed, s[-1].shape[-2])
+
+
+class VectorField(_UserModel):
+    """A transition function F(x, s, θ) of the user's own that need not derive from any Φ.
+
+    `f(x, s, theta)` returns the next state, one tensor a layer. Vector-field rules, BPTT and
+    RBP apply; EP and C-EP do not.
+    """
+
+    def __init__(
+        self,
+        f: Field,
+        *,
+        parameters: Mapping[str, Tensor],
+        layers: Mapping[str, int],
+        inputs: int | None = None,
+        ensemble: int | Sequence[int] = (),
+    ) -> None:
+        super().__init__(parameters, layers, inputs, ensemble)
+        self._f = f
+
+    def transition(self, x: Tensor, s: State, theta: Parameters) -> State:
+        return self._f(x, s, theta)
+
+    def phi_gradient(self, x: Tensor, s: State) -> Gradients:
+        raise ValueError("a VectorField has no primitive function Φ: use VF or ContinualVF")
+
+
+def _toy_phi(x: Tensor, s: State, theta: Parameters) -> Tensor:
+    return 0.25 * (s[0][..., 0] + theta["theta"]) ** 2
+
+
+def toy_model(theta: float = 1.0, dtype: torch.dtype = torch.float64) -> Primitive:
+    """The scalar model of appendix C: Φ = ¼(s + θ)², so F = ½(s + θ) and s_* = θ.
+
+    Its loss is ½s²: `SquaredError` with y = 0. It ignores x.
+    """
+    return Primitive(
+        _toy_phi, parameters={"theta": torch.tensor(theta, dtype=dtype)}, layers={"s": 1}
+    )

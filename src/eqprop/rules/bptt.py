@@ -1,0 +1,66 @@
+"""Backpropagation through time (Alg. bptt): all time-resolved gradients from one backward pass.
+
+∇_s(0)  = ∂ℓ/∂s(s_T, y)                                                     Eq. (bptt-init)
+∇_s(t)  = (∂F/∂s(x, s_{T−t}, θ))ᵀ · ∇_s(t−1)                                Eq. (bptt-state)
+∇_θ(t)  = ∂L/∂θ_{T−t} = (∂F/∂θ(x, s_{T−t−1}, θ))ᵀ · ∇_s(t)                  Eq. (bptt-param)
+
+∇_θ is indexed as the paper defines it, from t = 0; its Eq. (bptt-param) starts at t = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqprop.costs import Cost, cost_gradient
+from eqprop.dynamics import check_steps, relax
+from eqprop.model import Gradients, Model, State, vjp
+from eqprop.rules.rule import Rule, Step, Trial, total
+
+
+@dataclass(frozen=True, kw_only=True)
+class BPTT(Rule):
+    """The gradient of L = ℓ(s_T, y) after T = `free_steps`, s_0 = 0.
+
+    `backward_steps` = K truncates it to the last K steps; by default K = T, the full gradient.
+    """
+
+    backward_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_steps("free_steps", self.free_steps)
+        if self.backward_steps is not None:
+            check_steps("backward_steps", self.backward_steps)
+            if self.backward_steps > self.free_steps:
+                raise ValueError(
+                    f"backward_steps ({self.backward_steps}) must not exceed "
+                    f"free_steps ({self.free_steps})"
+                )
+
+    @property
+    def horizon(self) -> int:
+        return self.backward_steps or self.free_steps
+
+    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+        free = relax(model, x, self.free_steps, keep=self.horizon)
+        return Trial(model, x, y, cost, 0.0, free)
+
+    def resolved(self, trial: Trial) -> Iterator[Step]:
+        nabla_s = loss_gradient(trial)  # Eq. (bptt-init)
+        for s in reversed(trial.free.history):  # s_{T−1}, s_{T−2}, …
+            earlier, nabla_theta = vjp(trial.model, trial.x, s, nabla_s)
+            yield Step(nabla_s, nabla_theta)  # Eq. (bptt-param)
+            nabla_s = earlier  # Eq. (bptt-state)
+
+    def applied(self, trial: Trial) -> Iterator[Gradients]:
+        yield total(self.resolved(trial))
+
+
+def loss_gradient(trial: Trial) -> State:
+    """∂ℓ/∂s at the end of the free phase: zero but for the output layer."""
+    *hidden, output = trial.free.state
+    nudge = cost_gradient(trial.cost, output, trial.y)
+    return (*(torch.zeros_like(layer) for layer in hidden), nudge)

@@ -1,0 +1,36 @@
+"""Continual equilibrium propagation: an update at every step of the second phase (Alg. cep).
+
+s_{t+1} = ∂Φ/∂s(x, s_t, θ_t) − β ∂ℓ/∂s(s_t, y)
+θ_{t+1} = θ_t + (η/β) (∂Φ/∂θ(x, s_{t+1}, θ_t) − ∂Φ/∂θ(x, s_t, θ_t))          Eq. (C-EP)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eqprop.model import Gradients
+from eqprop.rules.rule import Step, Trial
+from eqprop.rules.two_phase import Continual, neuron_updates, nudge, synapse_updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinualEP(Continual):
+    """C-EP needs a primitive function Φ: tied synapses, or a `Primitive`."""
+
+    def applied(self, trial: Trial) -> Iterator[Gradients]:
+        return (step.synapses for step in self.resolved(trial))
+
+    def resolved(self, trial: Trial) -> Iterator[Step]:
+        return contrastive_steps(trial, self.nudged_steps)
+
+
+def contrastive_steps(trial: Trial, K: int) -> Iterator[Step]:
+    s = trial.free.state
+    for t in range(K):
+        s_next = nudge(trial, s, t)  # Eq. (C-EP), neurons
+        before = trial.model.phi_gradient(trial.x, s)
+        after = trial.model.phi_gradient(trial.x, s_next)
+        change = {name: after[name] - before[name] for name in after}
+        yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, change))  # synapses
+        s = s_next

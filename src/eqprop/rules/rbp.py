@@ -1,0 +1,71 @@
+"""Recurrent backpropagation of Almeida and Pineda (Alg. rbp): s_* is all it keeps in memory.
+
+∇_s(0)   = ∂ℓ/∂s(s_*, y)                                                     Eq. (rbp-init)
+∇_s(t+1) = (∂F/∂s(x, s_*, θ))ᵀ · ∇_s(t)                                      Eq. (rbp-state)
+∇_θ(t+1) = (∂F/∂θ(x, s_*, θ))ᵀ · ∇_s(t)                                      Eq. (rbp-param)
+
+∇_θ is indexed from t = 0 here, as in BPTT: one less than in Eq. (rbp-param).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eqprop.costs import Cost
+from eqprop.dynamics import NotSettled, check_steps, check_tolerance, relax
+from eqprop.model import Gradients, Model, vjp
+from eqprop.rules.bptt import loss_gradient
+from eqprop.rules.rule import Rule, Step, Trial, total
+
+
+@dataclass(frozen=True, kw_only=True)
+class RBP(Rule):
+    """The gradient of the loss at the steady state, L* = ℓ(s_*, y).
+
+    `backward_steps` is the number of iterations, by default as many as `free_steps`: both
+    ways converge at the same rate. With a `tolerance` each stops when nothing moves any more.
+    """
+
+    backward_steps: int | None = None
+    tolerance: float | None = None
+    in_turn: bool = False
+
+    def __post_init__(self) -> None:
+        check_steps("free_steps", self.free_steps)
+        if self.backward_steps is not None:
+            check_steps("backward_steps", self.backward_steps)
+        check_tolerance(self.tolerance)
+
+    @property
+    def horizon(self) -> int:
+        return self.backward_steps or self.free_steps
+
+    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+        free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
+        return Trial(model, x, y, cost, 0.0, free)
+
+    def resolved(self, trial: Trial) -> Iterator[Step]:
+        nabla_s = loss_gradient(trial)  # Eq. (rbp-init)
+        left = 0.0
+        for _ in range(self.horizon):
+            later, nabla_theta = vjp(trial.model, trial.x, trial.free.state, nabla_s)
+            yield Step(nabla_s, nabla_theta)  # Eq. (rbp-param)
+            nabla_s = later  # Eq. (rbp-state)
+            if self.tolerance is not None:
+                left = max(float(layer.abs().max()) for layer in nabla_s)
+                if left <= self.tolerance:
+                    return
+        if self.tolerance is not None:
+            warnings.warn(
+                f"RBP not settled: ∇_s is still {left:.2g} > tolerance {self.tolerance:g}; "
+                "raise backward_steps",
+                NotSettled,
+                stacklevel=2,
+            )
+
+    def applied(self, trial: Trial) -> Iterator[Gradients]:
+        yield total(self.resolved(trial))

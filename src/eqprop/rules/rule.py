@@ -1,0 +1,123 @@
+"""What a learning rule is: it reads gradients off a model, uphill on the loss, step by step.
+
+Δ of the paper is the negative of what a rule hands out, for neurons and synapses alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from eqprop.costs import Cost, SquaredError
+from eqprop.dynamics import Relaxation
+from eqprop.model import Gradients, Model, State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Time t of a rule: −Δ_s(t) or ∇_s(t) a sample, −Δ_θ(t) or ∇_θ(t) as mean over the batch."""
+
+    neurons: State
+    synapses: Gradients
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One presentation of a minibatch: the model, the data, β with its sign, and s_*."""
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    cost: Cost
+    beta: float | Tensor
+    free: Relaxation
+
+
+class Stream(Iterator[T], Generic[T]):
+    """An iterator that also tells on which free phase its gradients rest."""
+
+    def __init__(self, free: Relaxation, items: Iterable[T]) -> None:
+        self.free = free
+        self._items = iter(items)
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """A rule never writes parameters. Whoever consumes the stream of a continual rule may move
+    θ between two items: it reads θ anew at each.
+    """
+
+    free_steps: int
+
+    @property
+    @abstractmethod
+    def horizon(self) -> int:
+        """K, the number of time-resolved gradients."""
+
+    def steps(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+        *,
+        sign: Tensor | None = None,
+    ) -> Stream[Step]:
+        """The time-resolved gradients of neurons and synapses, t = 0 … K−1."""
+        trial = self._present(model, x, y, cost, sign)
+        return Stream(trial.free, self.resolved(trial))
+
+    def gradients(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+        *,
+        sign: Tensor | None = None,
+    ) -> Stream[Gradients]:
+        """What an optimiser applies: K items from a continual rule, one from any other.
+
+        Each is {parameter name: gradient}, uphill on the loss, mean over the batch. `sign` (±1,
+        one a member) multiplies β.
+        """
+        trial = self._present(model, x, y, cost, sign)
+        return Stream(trial.free, self.applied(trial))
+
+    def _present(
+        self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None
+    ) -> Trial:
+        model.check_input(x)
+        model.check_target(x, y)
+        cost(model.output(model.initial_state(x)), y)  # a bad y fails before the work is done
+        return self.present(model, x, y, cost, sign)
+
+    @abstractmethod
+    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+        """Run the free phase."""
+
+    @abstractmethod
+    def resolved(self, trial: Trial) -> Iterator[Step]:
+        """The rule, one time step an item."""
+
+    @abstractmethod
+    def applied(self, trial: Trial) -> Iterator[Gradients]:
+        """The rule, one parameter update an item."""
+
+
+def total(steps: Iterable[Step]) -> Gradients:
+    """Σ_t of the synapses' gradients."""
+    summed: Gradients = {}
+    for step in steps:
+        for name, gradient in step.synapses.items():
+            summed[name] = summed[name] + gradient if name in summed else gradient
+    return summed

@@ -1,0 +1,100 @@
+"""What EP, C-EP, VF and C-VF have in common: a free phase, then K nudged steps from s_*."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqprop.costs import Cost
+from eqprop.dynamics import NotSettled, check_steps, check_tolerance, nudged_step, relax
+from eqprop.model import Gradients, Model, State, per_member
+from eqprop.rules.rule import Rule, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoPhase(Rule, ABC):
+    """The hyperparameters of the paper: β (`beta`), T (`free_steps`) and K (`nudged_steps`).
+
+    `beta` is one number, or a tensor [*ensemble] with one a member; it may be negative.
+    `tolerance` ends the free phase early, `in_turn` updates its layers in turn (see `relax`).
+    `random_sign` draws the sign of β for each minibatch, + or − with probability ½.
+    """
+
+    beta: float | Tensor
+    nudged_steps: int
+    tolerance: float | None = None
+    in_turn: bool = False
+    random_sign: bool = False
+
+    def __post_init__(self) -> None:
+        beta = torch.as_tensor(self.beta)
+        if not bool((torch.isfinite(beta) & (beta != 0)).all()):
+            raise ValueError(f"beta must be finite and not 0 (no second phase), not {self.beta}")
+        check_steps("free_steps", self.free_steps)
+        check_steps("nudged_steps", self.nudged_steps)
+        check_tolerance(self.tolerance)
+
+    @property
+    def horizon(self) -> int:
+        return self.nudged_steps
+
+    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+        beta = self._signed_beta(model, sign)
+        free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
+        if self.tolerance is not None and not free.settled:
+            warnings.warn(
+                f"free phase not settled: residual {free.residual:.2g} > tolerance "
+                f"{self.tolerance:g} after {free.steps} steps; raise free_steps",
+                NotSettled,
+                stacklevel=4,
+            )
+        return Trial(model, x, y, cost, beta, free)
+
+    def _signed_beta(self, model: Model, sign: Tensor | None) -> float | Tensor:
+        beta = self.beta
+        if isinstance(beta, Tensor) and beta.ndim and tuple(beta.shape) != model.ensemble:
+            raise ValueError(
+                f"beta has shape {list(beta.shape)}, but the ensemble is {list(model.ensemble)}"
+            )
+        if sign is None and self.random_sign:
+            sign = 2.0 * torch.randint(0, 2, model.ensemble) - 1
+        return beta if sign is None else beta * sign
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continual(TwoPhase, ABC):
+    """θ moves at every step of the second phase.
+
+    `rescale` = η_tiny/η asks for the procedure of appendix F.2: whoever consumes the stream
+    moves θ by that share of η within the phase, and rescales the total after it.
+    """
+
+    rescale: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rescale is not None and not 0 < self.rescale <= 1:
+            raise ValueError(f"rescale (η_tiny/η) must lie in (0, 1], not {self.rescale}")
+
+
+def nudge(trial: Trial, s: State, t: int) -> State:
+    """s_{t+1} from s_t: Eq. (C-EP), neurons."""
+    return nudged_step(trial.model, trial.x, trial.y, s, trial.beta, trial.cost, t + 1)
+
+
+def neuron_updates(trial: Trial, s: State, s_next: State) -> State:
+    """−Δ_s(t) = −(s_{t+1} − s_t) / (β ε), a sample: Eq. (updates-cep)."""
+    return tuple((a - b) / _strength(trial, a) for a, b in zip(s, s_next, strict=True))
+
+
+def synapse_updates(trial: Trial, change: Gradients) -> Gradients:
+    """−Δ_θ = −change / (β ε), where the change is what the nudge brought about."""
+    return {name: -value / _strength(trial, value) for name, value in change.items()}
+
+
+def _strength(trial: Trial, like: Tensor) -> float | Tensor:
+    return per_member(trial.beta, like, trial.model.ensemble) * trial.model.nudge_scale
