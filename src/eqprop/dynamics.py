@@ -79,6 +79,7 @@ def relax(
     groups: tuple[tuple[int, ...] | None, ...] = model.split() if in_turn else (None,)
     if steps < len(groups):
         raise ValueError(f"steps must be {len(groups)} at least with in_turn, not {steps}")
+    held = model.hold(x)
     s = model.initial_state(x) if state is None else state
     history: deque[State] = deque(maxlen=keep)
     moved: deque[Tensor] = deque(maxlen=len(groups))  # the change of each group's last update
@@ -87,7 +88,7 @@ def relax(
     residual = torch.full((*model.ensemble, x.shape[-2]), torch.inf, device=x.device)
     for t in range(steps):
         history.append(s)
-        s_next = model(x, s, groups[t % len(groups)])
+        s_next = model(x, s, groups[t % len(groups)], held)
         check_finite(model, s_next, t + 1, "free")
         if tolerance is not None and model.ensemble:
             hold = running[..., None, None]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 State = tuple[Tensor, ...]
 Parameters = dict[str, Tensor]  # by name, as in named_parameters()
+Held = dict[int, Tensor]  # the drive on each layer that the input alone gives
 Gradients = dict[str, Tensor]  # one for each parameter, uphill on the loss
 
 
@@ -31,8 +32,17 @@ class Model(nn.Module, ABC):
     nudge_scale: float  # ε of the nudge: s' = F − β ε ∂ℓ/∂s
 
     @abstractmethod
-    def forward(self, x: Tensor, s: State, layers: Sequence[int] | None = None) -> State:
-        """F(x, s, θ). With `layers`, only those move and the others stay as they are."""
+    def forward(
+        self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
+    ) -> State:
+        """F(x, s, θ). With `layers`, only those move and the others stay as they are.
+
+        `held` is what `hold(x)` computed for the same x and θ.
+        """
+
+    @abstractmethod
+    def hold(self, x: Tensor) -> Held:
+        """What of F depends on x and θ alone, to be computed once while both are constant."""
 
     @abstractmethod
     def phi_gradient(self, x: Tensor, s: State) -> Gradients:

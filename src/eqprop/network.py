@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.activations import IDENTITY, Activation, Elementwise, as_activation
-from eqprop.model import Gradients, Model, State, check_ensemble, mean_over_batch
+from eqprop.model import Gradients, Held, Model, State, check_ensemble, mean_over_batch
 from eqprop.seeds import member_seeds
 from eqprop.synapses import INPUT, Dense, Init, Synapses
 from eqprop.timesteps import Discrete, RealTime, Timesteps
@@ -119,28 +119,39 @@ class Network(Model):
                 raise ValueError(f"layer {name!r} has no synapses")
         return tuple(ends)
 
-    def forward(self, x: Tensor, s: State, layers: Sequence[int] | None = None) -> State:
-        x, rates = self._rates(x, s)
+    def forward(
+        self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
+    ) -> State:
+        rates = self._rates(s)
+        held = self.hold(x) if held is None else held
         s_next = list(s)
         for i in range(len(s)) if layers is None else layers:
             s_next[i] = self.time.advance(
-                self._sigmas[i], s[i], self._drive(i, x, rates), self._is_output(i)
+                self._sigmas[i], s[i], self._drive(i, rates, held), self._is_output(i)
             )
         return tuple(s_next)
 
-    def _rates(self, x: Tensor, s: State) -> tuple[Tensor, State]:
-        """What the input and the neurons transmit."""
-        rates = (self.time.rate(sigma, layer) for sigma, layer in zip(self._sigmas, s, strict=True))
-        return self._input_sigma(x), tuple(rates)
+    def hold(self, x: Tensor) -> Held:
+        x = self._input_sigma(x)
+        held: Held = {}
+        for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
+            if pre is None:
+                drive = synapse.forward_drive(x)
+                held[post] = held[post] + drive if post in held else drive
+        return held
+
+    def _rates(self, s: State) -> State:
+        """What the neurons transmit."""
+        return tuple(self.time.rate(sigma, v) for sigma, v in zip(self._sigmas, s, strict=True))
 
     def _is_output(self, i: int) -> bool:
         return i == len(self.layers) - 1
 
-    def _drive(self, i: int, x: Tensor, rates: State) -> Tensor:
-        terms = []
+    def _drive(self, i: int, rates: State, held: Held) -> Tensor:
+        terms = [held[i]] if i in held else []
         for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
-            if post == i:
-                terms.append(synapse.forward_drive(x if pre is None else rates[pre]))
+            if post == i and pre is not None:
+                terms.append(synapse.forward_drive(rates[pre]))
             elif pre == i:
                 terms.append(synapse.backward_drive(rates[post]))
         return sum(terms[1:], start=terms[0])
@@ -149,7 +160,7 @@ class Network(Model):
         self, x: Tensor, s: State
     ) -> Iterator[tuple[str, Synapses, Tensor, Tensor, int | None, int]]:
         """Each synapse by name, with what its two ends transmit and which layers they are."""
-        x, rates = self._rates(x, s)
+        x, rates = self._input_sigma(x), self._rates(s)
         for k, (synapse, (pre, post)) in enumerate(zip(self.synapses, self._ends, strict=True)):
             yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
 

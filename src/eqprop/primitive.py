@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from eqprop.model import Gradients, Model, Parameters, State, check_ensemble, mean_over_batch, vjp
+from eqprop.model import (
+    Gradients,
+    Held,
+    Model,
+    Parameters,
+    State,
+    check_ensemble,
+    mean_over_batch,
+    vjp,
+)
 from eqprop.seeds import member_seeds
 
 Phi = Callable[[Tensor, State, Parameters], Tensor]
@@ -53,10 +62,15 @@ class _UserModel(Model):
     @abstractmethod
     def transition(self, x: Tensor, s: State, theta: Parameters) -> State: ...
 
-    def forward(self, x: Tensor, s: State, layers: Sequence[int] | None = None) -> State:
+    def forward(
+        self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
+    ) -> State:
         if layers is not None:
             self.split()
         return self.transition(x, s, dict(self.named_parameters()))
+
+    def hold(self, x: Tensor) -> Held:
+        return {}
 
     def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
         return vjp(self, x, s, ds)[1]

@@ -1,0 +1,193 @@
+"""Oracle: rate and identity. The three lemmas of appendix A, step by step.
+
+C-EP ↔ EP     Δ^C-EP(β, η, t) − Δ^EP(β, t) is of first order in η    Lemma ep-cep
+EP ↔ RBP      Δ^EP(β, t) + ∇^RBP(t) is of first order in β           Lemma ep-rbp
+BPTT ↔ RBP    ∇^BPTT(t) = ∇^RBP(t) as long as the state is settled   Lemma bptt-rbp
+"""
+
+import pytest
+import torch
+
+import eqprop
+
+T, K = 300, 8  # every model here contracts by 0.9 or faster a step: 0.9³⁰⁰ = 2e-14
+ORDER = 0.05  # on a fitted slope: the next order is a hundredth of the first, or less
+ROUNDING = 1e-10  # on Δ(t) where it is exact: eps/β = 2e-12 for the smallest β, and a margin
+
+
+def phi(x, s, theta):
+    """A Φ of a user's own, nonlinear in s and in θ: F contracts because its weights are small."""
+    hidden, output = s
+    pull = 0.2 * (hidden**2).sum(-1) + 0.1 * (output**2).sum(-1)
+    pair = (torch.sin(hidden @ theta["weight"]) * output).sum(-1)
+    return pull + pair + (torch.tanh(x @ torch.exp(theta["drive"])) * hidden).sum(-1)
+
+
+def primitive():
+    source = torch.Generator().manual_seed(5)
+    return eqprop.Primitive(
+        phi,
+        parameters={
+            "weight": 0.4 * torch.randn(4, 2, generator=source, dtype=torch.float64),
+            "drive": 0.5 * torch.randn(3, 4, generator=source, dtype=torch.float64),
+        },
+        layers={"hidden": 4, "output": 2},
+    )
+
+
+def real_time(*sizes, activation="tanh"):
+    return eqprop.layered(
+        *sizes,
+        time=eqprop.RealTime(dt=0.4),
+        activation=activation,
+        init="fan_in",
+        seed=1,
+        dtype=torch.float64,
+    )
+
+
+def discrete(*sizes):
+    return eqprop.layered(*sizes, activation="tanh", init="fan_in", seed=1, dtype=torch.float64)
+
+
+GRADIENT_MODELS = {  # those with F = ∂Φ/∂s
+    "real time": lambda: real_time(3, 4, 2),
+    "real time, two hidden": lambda: real_time(3, 4, 3, 2),
+    "real time, sigmoid": lambda: real_time(3, 4, 2, activation="sigmoid"),
+    "user's primitive": primitive,
+}
+MODELS = {
+    **GRADIENT_MODELS,
+    "discrete": lambda: discrete(3, 4, 2),
+    "discrete, two hidden": lambda: discrete(3, 4, 3, 2),
+}
+on_gradient_models = pytest.mark.parametrize("make", GRADIENT_MODELS.values(), ids=GRADIENT_MODELS)
+on_all_models = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def batch():
+    source = torch.Generator().manual_seed(3)
+    x = 2 * torch.rand(3, 3, generator=source, dtype=torch.float64) - 1
+    return x, torch.rand(3, 2, generator=source, dtype=torch.float64)
+
+
+def error_at_each_step(a, b):
+    """‖a(t) − b(t)‖ of every layer and every parameter, [K] each."""
+    a, b = {**a.neurons, **a.synapses}, {**b.neurons, **b.synapses}
+    assert a.keys() == b.keys()
+    return {name: (a[name] - b[name]).flatten(1).norm(dim=1) for name in a}
+
+
+def assert_first_order(rates, errors, last_exact):
+    """Each error falls as the rate to the power 1, at every t.
+
+    Only in the steps 0 … last_exact may an error vanish instead: the nudge takes that long to
+    reach the layer farthest from the output.
+    """
+    u = torch.tensor(rates, dtype=torch.float64).log()
+    u = u - u.mean()
+    for name in errors[0]:
+        error = torch.stack([e[name] for e in errors])  # [rates, K]
+        exact = (error < ROUNDING).all(0)
+        assert not exact[last_exact + 1 :].any(), f"{name} vanishes at late t: {error}"
+        slope = (u[:, None] * error[:, ~exact].log()).sum(0) / (u * u).sum()
+        torch.testing.assert_close(
+            slope,
+            torch.ones_like(slope),
+            rtol=0,
+            atol=ORDER,
+            msg=lambda text, name=name, slope=slope: f"{name}, slopes {slope.tolist()}: {text}",
+        )
+
+
+@on_all_models
+@pytest.mark.parametrize("beta", [0.1, -0.1])
+def test_continual_updates_approach_those_of_ep_at_first_order_in_eta(make, beta):
+    model, (x, y) = make(), batch()
+    ep = eqprop.time_resolved(model, eqprop.EP(beta=beta, free_steps=T, nudged_steps=K), x, y)
+    rule = eqprop.ContinualEP(beta=beta, free_steps=T, nudged_steps=K)
+    etas = (1e-4, 1e-5, 1e-6)  # η/β is what must be small
+    errors = [
+        error_at_each_step(eqprop.time_resolved(model, rule, x, y, learning_rates=eta), ep)
+        for eta in etas
+    ]
+    # θ_1 differs by η Δ_θ(0), so that s_2 and Δ(1) are the first to feel η
+    assert_first_order(etas, errors, last_exact=len(model.layer_sizes) - 1)
+    assert all(float(e[0].max()) == 0 for e in errors[0].values())
+
+
+@on_all_models
+@pytest.mark.parametrize("beta", [0.3, -0.1])
+def test_continual_updates_at_fixed_theta_add_up_to_the_one_update_of_ep(make, beta):
+    model, (x, y) = make(), batch()
+    (ep,) = eqprop.EP(beta=beta, free_steps=T, nudged_steps=K).gradients(model, x, y)
+    continual = eqprop.ContinualEP(beta=beta, free_steps=T, nudged_steps=K)
+    updates = list(continual.gradients(model, x, y))
+    assert len(updates) == K
+    for name in ep:
+        summed = sum(update[name] for update in updates)
+        # a telescopic sum: exact but for the rounding of its K terms, eps/β each
+        torch.testing.assert_close(summed, ep[name], rtol=0, atol=1e-13)
+        assert ep[name].norm() > 1e-3, f"{name}: nothing to compare"
+
+
+@on_gradient_models
+@pytest.mark.parametrize("sign", [1, -1])
+def test_updates_of_ep_approach_the_gradients_of_rbp_at_first_order_in_beta(make, sign):
+    model, (x, y) = make(), batch()
+    rbp = eqprop.time_resolved(model, eqprop.RBP(free_steps=T, backward_steps=K), x, y)
+    betas = (1e-2, 1e-3, 1e-4)
+    errors = []
+    for beta in betas:
+        rule = eqprop.EP(beta=sign * beta, free_steps=T, nudged_steps=K)
+        errors.append(error_at_each_step(eqprop.time_resolved(model, rule, x, y), rbp))
+    assert_first_order(betas, errors, last_exact=len(model.layer_sizes) - 1)
+
+
+@on_gradient_models
+def test_the_total_of_ep_approaches_the_total_of_rbp_at_first_order_in_beta(make):
+    model, (x, y) = make(), batch()
+    (rbp,) = eqprop.RBP(free_steps=T).gradients(model, x, y)
+    betas = (1e-2, 1e-3, 1e-4)
+    errors = []
+    for beta in betas:
+        (ep,) = eqprop.EP(beta=beta, free_steps=T, nudged_steps=T).gradients(model, x, y)
+        errors.append({name: (ep[name] - rbp[name]).norm()[None] for name in rbp})
+    assert_first_order(betas, errors, last_exact=-1)
+
+
+@on_all_models
+def test_bptt_and_rbp_are_equal_for_the_steps_in_which_the_state_stood_still(make):
+    model, (x, y) = make(), batch()
+    settled = eqprop.relax(model, x, T - K)
+    assert settled.residual < 1e-12
+    bptt = eqprop.time_resolved(model, eqprop.BPTT(free_steps=T, backward_steps=K), x, y)
+    rbp = eqprop.time_resolved(model, eqprop.RBP(free_steps=T, backward_steps=K), x, y)
+    for name, error in error_at_each_step(bptt, rbp).items():
+        assert error.max() < 1e-11, name  # the residual, and K products of matrices near 1
+    for process in (bptt.neurons, bptt.synapses):
+        assert all(value.norm() > 1e-3 for value in process.values())
+
+
+@on_all_models
+def test_bptt_and_rbp_differ_for_the_steps_in_which_the_state_moved(make):
+    model, (x, y) = make(), batch()
+    steps = 60
+    bptt = eqprop.time_resolved(model, eqprop.BPTT(free_steps=steps), x, y).synapses
+    rbp = eqprop.time_resolved(model, eqprop.RBP(free_steps=steps), x, y).synapses
+    last, first = (
+        max(float(eqprop.relative_error(bptt[name][t], rbp[name][t])) for name in rbp)
+        for t in (0, steps - 1)
+    )
+    assert last < 1e-3  # t = 0: the last step of the free phase, where it had settled
+    assert first > 0.1  # t = T − 1: its first step, from s_0 = 0
+
+
+@on_all_models
+def test_bptt_and_rbp_differ_in_total_after_too_short_a_free_phase(make):
+    model, (x, y) = make(), batch()
+    bptt = eqprop.time_resolved(model, eqprop.BPTT(free_steps=4), x, y)
+    rbp = eqprop.time_resolved(model, eqprop.RBP(free_steps=4), x, y)
+    assert rbp.free.residual > 1e-3
+    for name, gradient in rbp.total().items():
+        assert eqprop.relative_error(bptt.total()[name], gradient) > 0.01, name
