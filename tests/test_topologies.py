@@ -115,9 +115,6 @@ REAL_TIME = eqprop.RealTime(dt=EPSILON)
 
 any_topology = pytest.mark.parametrize("topology", TIED + UNTIED, ids=lambda f: f.__name__)
 tied_topology = pytest.mark.parametrize("topology", TIED, ids=lambda f: f.__name__)
-block_topology = pytest.mark.parametrize(
-    "topology", [within_tied, within_untied], ids=lambda f: f.__name__
-)
 
 
 def close(actual, expected):
@@ -304,22 +301,23 @@ def test_vector_field_gradient_is_the_transposed_jacobian_in_real_time(topology)
         close(actual[name], expected[name])
 
 
+RULES = [
+    eqprop.EP(beta=0.3, free_steps=8, nudged_steps=4),
+    eqprop.ContinualEP(beta=0.3, free_steps=8, nudged_steps=4),
+    eqprop.VF(beta=0.3, free_steps=8, nudged_steps=4),
+    eqprop.ContinualVF(beta=0.3, free_steps=8, nudged_steps=4),
+    eqprop.BPTT(free_steps=8),
+    eqprop.RBP(free_steps=8),
+]
+
+
 @pytest.mark.parametrize(
-    "rule",
-    [
-        eqprop.EP(beta=0.3, free_steps=8, nudged_steps=4),
-        eqprop.ContinualEP(beta=0.3, free_steps=8, nudged_steps=4),
-        eqprop.VF(beta=0.3, free_steps=8, nudged_steps=4),
-        eqprop.ContinualVF(beta=0.3, free_steps=8, nudged_steps=4),
-        eqprop.BPTT(free_steps=8),
-    ],
-    ids=lambda rule: type(rule).__name__,
+    ("topology", "rule"),
+    [*((within_tied, rule) for rule in RULES), *((within_untied, rule) for rule in RULES[2:])],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-@block_topology
 def test_blocks_within_a_layer_keep_their_structure_while_they_learn(topology, rule):
     """Symmetric if tied, and no diagonal: as stored, not only as read."""
-    if topology is within_untied and isinstance(rule, (eqprop.EP, eqprop.ContinualEP)):
-        rule = eqprop.RBP(free_steps=8)  # EP is refused there: see the test below
     net = a_network(topology)
     block = net.synapses[1]
     start = block.weight.clone()

@@ -17,9 +17,10 @@ from eqprop.analysis import (
     relative_error,
     sign_agreement,
     time_resolved,
+    total_update,
 )
 from eqprop.costs import SquaredError
-from eqprop.dynamics import NonFiniteState, NotSettled, Relaxation, relax
+from eqprop.dynamics import NonFinite, NonFiniteState, NotSettled, Relaxation, relax
 from eqprop.engines import make_engine
 from eqprop.model import Model
 from eqprop.network import Input, Layer, Network, layered
@@ -45,6 +46,7 @@ __all__ = [
     "Layer",
     "Model",
     "Network",
+    "NonFinite",
     "NonFiniteState",
     "NotSettled",
     "Primitive",
@@ -65,5 +67,6 @@ __all__ = [
     "relax",
     "sign_agreement",
     "time_resolved",
+    "total_update",
     "toy_model",
 ]

@@ -13,11 +13,15 @@ Elementwise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Activation:
-    """σ and σ'. Where no derivative is given, forward-mode differentiation supplies it."""
+    """σ and σ'. Where no derivative is given, forward-mode differentiation supplies it.
+
+    `bounds` are the values between which σ lies, if there are such.
+    """
 
     name: str
     value: Elementwise
     derivative: Elementwise | None = None
+    bounds: tuple[float, float] | None = None
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.value(v)
@@ -55,9 +59,9 @@ def _identity(v: Tensor) -> Tensor:
     return v
 
 
-SIGMOID = Activation("sigmoid", _sigmoid, _sigmoid_slope)
-TANH = Activation("tanh", torch.tanh, _tanh_slope)
-HARD_SIGMOID = Activation("hard_sigmoid", _hard_sigmoid, _hard_sigmoid_slope)
+SIGMOID = Activation("sigmoid", _sigmoid, _sigmoid_slope, (0.0, 1.0))
+TANH = Activation("tanh", torch.tanh, _tanh_slope, (-1.0, 1.0))
+HARD_SIGMOID = Activation("hard_sigmoid", _hard_sigmoid, _hard_sigmoid_slope, (0.0, 1.0))
 IDENTITY = Activation("identity", _identity, torch.ones_like)
 
 ACTIVATIONS = {a.name: a for a in (SIGMOID, TANH, HARD_SIGMOID, IDENTITY)}

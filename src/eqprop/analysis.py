@@ -17,7 +17,7 @@ from eqprop.costs import Cost, SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.model import Gradients, Model
-from eqprop.rules import BPTT, Rule, Step
+from eqprop.rules import BPTT, Rule, Step, total
 
 
 def angle(a: Tensor | Gradients, b: Tensor | Gradients, ensemble: Sequence[int] = ()) -> Tensor:
@@ -132,6 +132,19 @@ def time_resolved(
     )
 
 
+def total_update(
+    model: Model,
+    rule: Rule,
+    x: Tensor,
+    y: Tensor,
+    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    *,
+    learning_rates: LearningRates | None = None,
+) -> Gradients:
+    """`time_resolved(...).total()`, without storing the process."""
+    return total(_Moving(model, rule, x, y, cost, learning_rates))
+
+
 class _Moving(Iterator[Step]):
     """The steps of a rule on a copy of the model, whose θ moves along if it has rates."""
 
@@ -146,7 +159,8 @@ class _Moving(Iterator[Step]):
     ) -> None:
         self._model = copy.deepcopy(model)
         self._rates = {} if learning_rates is None else resolve_rates(model, learning_rates)
-        self._steps = rule.steps(self._model, x, y, cost)
+        as_given = torch.ones(model.ensemble)  # β keeps its sign, also where training draws it
+        self._steps = rule.steps(self._model, x, y, cost, sign=as_given)
         self.free = self._steps.free
         self._latest: Gradients | None = None
 

@@ -17,16 +17,25 @@ from eqprop.costs import Cost, cost_gradient
 from eqprop.model import Model, State, per_member
 
 
-class NonFiniteState(ArithmeticError):
-    """A neuron became NaN or infinite: in which layer, at which step, in which members."""
+class NonFinite(ArithmeticError):
+    """Neurons or weights became NaN or infinite: where, and in which members ([*ensemble])."""
+
+    def __init__(self, place: str, happened: str, members: Tensor) -> None:
+        self.place, self.members = place, members
+        which = members.flatten().nonzero().flatten().tolist()
+        where = f"{place} in members {which}" if members.ndim else place
+        super().__init__(
+            f"{where} is not finite after {happened}: "
+            "the dynamics diverge; lower the learning rates or β"
+        )
+
+
+class NonFiniteState(NonFinite):
+    """A neuron of a layer, at a step of a phase."""
 
     def __init__(self, layer: str, step: int, phase: str, members: Tensor) -> None:
-        self.layer, self.step, self.phase, self.members = layer, step, phase, members
-        which = f" in members {members.flatten().nonzero().flatten().tolist()}"
-        super().__init__(
-            f"layer {layer!r} is not finite after step {step} of the {phase} phase"
-            f"{which if members.ndim else ''}: the dynamics diverge, or θ is not finite"
-        )
+        self.layer, self.step, self.phase = layer, step, phase
+        super().__init__(f"layer {layer!r}", f"step {step} of the {phase} phase", members)
 
 
 class NotSettled(UserWarning):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -195,6 +195,19 @@ class Network(Model):
                 summed[f"{name}.{field}"] = gradient
         return mean_over_batch(summed, s[-1].shape[-2])
 
+    def saturation(self, s: State, margin: float) -> dict[str, Tensor]:
+        """The share of each layer's neurons, [*ensemble], whose σ is within `margin` of the width
+        of its range from a bound. Zero for an activation without bounds.
+        """
+        shares = {}
+        for name, sigma, layer in zip(self.layer_names, self._sigmas, s, strict=True):
+            value = layer if isinstance(self.time, Discrete) else sigma(layer)
+            low, high = sigma.bounds or (-torch.inf, torch.inf)
+            edge = margin * (high - low) if sigma.bounds else 0.0
+            at_bound = (value < low + edge) | (value > high - edge)
+            shares[name] = at_bound.double().mean((-2, -1))
+        return shares
+
     def split(self) -> tuple[tuple[int, ...], ...]:
         """Two groups of layers with no synapse inside a group: odd depths, then even ones."""
         group: dict[int, int] = {}
@@ -221,14 +234,30 @@ class Network(Model):
         """One member of the ensemble as a network of its own, with its own copy of θ."""
         if len(index) != len(self.ensemble):
             raise ValueError(f"member needs {len(self.ensemble)} indices, not {len(index)}")
-        alone = copy.deepcopy(self)
         flat = torch.arange(math.prod(self.ensemble)).reshape(self.ensemble)[index]
-        alone.ensemble, alone.seeds = (), (self.seeds[int(flat)],)
-        for synapse in alone.synapses:
+        return self._select(lambda p: p[index], (), (self.seeds[int(flat)],))
+
+    def members(self, indices: Sequence[int]) -> Network:
+        """Some members of an ensemble with one axis, as an ensemble of their own."""
+        if len(self.ensemble) != 1:
+            raise ValueError(f"members needs an ensemble with one axis, not {self.ensemble}")
+        chosen = list(indices)
+        seeds = tuple(self.seeds[i] for i in chosen)
+        return self._select(lambda p: p[chosen], (len(chosen),), seeds)
+
+    def _select(
+        self,
+        take: Callable[[Tensor], Tensor],
+        ensemble: tuple[int, ...],
+        seeds: tuple[int, ...],
+    ) -> Network:
+        chosen = copy.deepcopy(self)
+        chosen.ensemble, chosen.seeds = ensemble, seeds
+        for synapse in chosen.synapses:
             for field, parameter in list(synapse.named_parameters()):
-                own = nn.Parameter(parameter[index].clone(), requires_grad=False)
+                own = nn.Parameter(take(parameter).clone(), requires_grad=False)
                 setattr(synapse, field, own)
-        return alone
+        return chosen
 
     def extra_repr(self) -> str:
         chain = " → ".join(

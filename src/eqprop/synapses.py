@@ -86,6 +86,10 @@ class Synapses(nn.Module, ABC):
         """The drive on `pre` by what `post` transmits."""
 
     @abstractmethod
+    def angle(self) -> Tensor:
+        """Ψ between forward and backward weights in degrees, [*ensemble]; 0 where tied."""
+
+    @abstractmethod
     def phi(self, pre: Tensor, post: Tensor) -> Tensor:
         """This synapse's share of Φ, a value a sample. Tied synapses only."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eqprop.costs import Cost
-from eqprop.dynamics import Relaxation
+from eqprop.dynamics import NonFinite, Relaxation
 from eqprop.engines.descent import descend
 from eqprop.model import Model
 from eqprop.rules import Continual, Rule, TwoPhase
@@ -25,13 +25,31 @@ class ReferenceEngine:
         self.relaxation: Relaxation | None = None  # the free phase of the latest minibatch
         self._sign_sources = [generator(seed, "beta sign") for seed in model.seeds]
 
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Learn from one minibatch; return the output of the free phase, [*ensemble, batch, n]."""
-        stream = self.rule.gradients(self.model, x, y, self.cost, sign=self._draw_sign())
-        rescale = self.rule.rescale if isinstance(self.rule, Continual) else None
-        descend(self.model, stream, self.rates, rescale)
+    def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
+        """Learn from one minibatch; return the output of the free phase, [*ensemble, batch, n].
+
+        `sign` of β (±1 a member) is drawn if the rule asks for it and none is given. A step that
+        raises leaves the parameters as they were.
+        """
+        sign = self._draw_sign() if sign is None else sign
+        before = {name: p.clone() for name, p in self.model.named_parameters()}
+        try:
+            stream = self.rule.gradients(self.model, x, y, self.cost, sign=sign)
+            rescale = self.rule.rescale if isinstance(self.rule, Continual) else None
+            descend(self.model, stream, self.rates, rescale)
+            self._check_weights()
+        except BaseException:
+            for name, p in self.model.named_parameters():
+                p.copy_(before[name])
+            raise
         self.relaxation = stream.free
         return self.model.output(stream.free.state)
+
+    def _check_weights(self) -> None:
+        for name, p in self.model.named_parameters():
+            finite = torch.isfinite(p.reshape(*self.model.ensemble, -1).sum(-1))
+            if not bool(finite.all()):
+                raise NonFinite(f"parameter {name}", "the update", ~finite)
 
     def _draw_sign(self) -> Tensor | None:
         """The sign of β, drawn for each member from its own seed."""

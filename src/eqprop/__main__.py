@@ -1,0 +1,5 @@
+import sys
+
+from eqprop.cli import main
+
+sys.exit(main())

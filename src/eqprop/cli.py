@@ -1,0 +1,374 @@
+"""The command line: `eqprop recipes | train | evaluate | show | compare | check`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop import data as datasets
+from eqprop.costs import SquaredError
+from eqprop.data import Dataset
+from eqprop.engines import KINDS
+from eqprop.runs import figures
+from eqprop.runs import recipe as recipes
+from eqprop.runs.check import check
+from eqprop.runs.evaluation import Evaluation, evaluate, restore
+from eqprop.runs.folder import RunFolder
+from eqprop.runs.progress import Progress
+from eqprop.runs.recipe import Recipe, UserError
+from eqprop.runs.training import Interrupted, Training
+from eqprop.seeds import generator
+
+OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    try:
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except (UserError, datasets.DataError) as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename or 'file'}: {error.strerror or error}"
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    print(f"eqprop: error: {message}", file=sys.stderr)
+    return USER_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eqprop",
+        description="Train networks that settle to a steady state with local learning rules: "
+        "EP, C-EP, VF, C-VF; and hold them against BPTT and RBP.",
+        epilog="Start with: eqprop recipes; eqprop check c-ep-1h; "
+        "eqprop train c-ep-1h --epochs 2 --seeds 2; eqprop show runs/c-ep-1h",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, epilog: str = ""
+    ) -> Any:
+        command = commands.add_parser(name, help=help, description=help, epilog=epilog)
+        command.set_defaults(command=run)
+        command.add_argument(
+            "--threads",
+            type=int,
+            default=1,
+            metavar="N",
+            help="CPU threads; small tensors are often faster on one (default: 1)",
+        )
+        return command
+
+    add("recipes", _recipes, "List the recipes, one line each.")
+
+    train = add(
+        "train",
+        _train,
+        "Train the networks of a recipe, and keep everything in a run folder.",
+        epilog="A list in --set makes an ensemble: --set angle=0,22.5,45 --seeds 5 trains 15 "
+        "networks as one program. Ctrl-C saves and says how to resume. Exit codes: 0 done, "
+        "2 a mistake of yours, 3 done but a member became non-finite and was frozen, 130 stopped.",
+    )
+    _recipe_arguments(train)
+    _data_argument(train)
+    _device_argument(train)
+    train.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
+    train.add_argument("--engine", choices=KINDS, default="auto", help="default: auto, the fastest")
+    train.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE)")
+    train.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    train.add_argument(
+        "--angles-every",
+        type=int,
+        metavar="N",
+        help="every N minibatches, record the angle between the total update and BPTT's gradient",
+    )
+
+    evaluate = add("evaluate", _evaluate, "Test the networks that a run has trained so far.")
+    evaluate.add_argument("run", metavar="RUN", help="a run folder")
+    evaluate.add_argument("--split", choices=("test", "train"), default="test")
+    evaluate.add_argument(
+        "--free-steps", type=int, metavar="T", help="relax longer or shorter than in training"
+    )
+    _data_argument(evaluate)
+    _device_argument(evaluate)
+
+    show = add(
+        "show",
+        _show,
+        "Print and draw a run: errors (mean ± standard deviation over the members), confusion "
+        "matrix, residuals, saturation, norms and weight angles over time.",
+    )
+    show.add_argument("run", metavar="RUN", help="a run folder; the pictures are put there")
+    _data_argument(show)
+    _device_argument(show)
+
+    compare = add("compare", _compare, "Lay runs side by side: a table and a picture.")
+    compare.add_argument("runs", nargs="+", metavar="RUN")
+    compare.add_argument("--out", metavar="FILE", default="comparison.png", help="the picture")
+
+    check_command = add(
+        "check",
+        _check,
+        "Before training: does the recipe's update follow BPTT's gradient? How far it is off, how "
+        "much of that is due to β, to η and to asymmetry, and the η at which it goes wrong.",
+    )
+    _recipe_arguments(check_command)
+    _data_argument(check_command)
+    return parser
+
+
+def _recipe_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recipe", metavar="RECIPE", help="a name from `eqprop recipes`, or a file")
+    command.add_argument("--seeds", type=int, metavar="N", help="how many networks of each setting")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="replace a field of the recipe, for example beta=0.3 or train_samples=5000",
+    )
+
+
+def _data_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data", metavar="DIR", help="folder of the idx files (default: EQPROP_DATA, the cache, …)"
+    )
+
+
+def _device_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+
+
+def _load_recipe(options: argparse.Namespace, **more: Any) -> Recipe:
+    overrides = dict(recipes.parse_override(text) for text in options.set)
+    overrides |= {key: value for key, value in more.items() if value is not None}
+    return recipes.load(options.recipe, overrides)
+
+
+def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
+    return datasets.load(recipe.data, folder)
+
+
+def _check_device(device: str) -> str:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: PyTorch sees no GPU here: use --device cpu")
+    return device
+
+
+def _recipes(options: argparse.Namespace) -> int:
+    width = max(len(name) for name in recipes.names())
+    for name in recipes.names():
+        print(f"{name:{width}}  {recipes.load(name).description}")
+    return OK
+
+
+def _train(options: argparse.Namespace) -> int:
+    recipe = _load_recipe(options, epochs=options.epochs, seeds=options.seeds)
+    device = _check_device(options.device)
+    if options.angles_every is not None and options.angles_every < 1:
+        raise UserError(f"--angles-every must be 1 or more, not {options.angles_every}")
+    folder = RunFolder(_out_folder(options, recipe))
+    folder.check(recipe, options.resume)
+    data = _load_data(recipe, options.data)
+    training = Training(
+        recipe,
+        folder,
+        data,
+        device=device,
+        engine=options.engine,
+        angles_every=options.angles_every,
+    )
+    with folder.locked():
+        folder.prepare(recipe, options.resume)
+        if options.resume:
+            training.resume()
+        progress = Progress(folder, recipe.epochs, training.at.epoch)
+        with progress.catching_signals():
+            try:
+                summary = training.run(progress)
+            except Interrupted:
+                at = training.at
+                print(
+                    f"stopped in epoch {at.epoch + 1} after {at.minibatch} minibatches, saved. "
+                    f"To go on: {_resume_command(options, folder)}"
+                )
+                return INTERRUPTED
+        picture = _drawn(lambda: figures.curves(folder))
+    error = summary["test_error"]
+    print(
+        f"test error {_mean_std(error)} over {error['members']} network(s), "
+        f"{summary['epochs']} epochs, {summary['wall_seconds']:.0f} s"
+    )
+    print(f"curves: {picture}" if picture else "no curves: matplotlib is not installed")
+    if summary["frozen"]:
+        print(
+            f"{len(summary['frozen'])} member(s) became non-finite and were frozen: "
+            f"see {folder.path / 'summary.json'}"
+        )
+        return MEMBER_FROZEN
+    return OK
+
+
+def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
+    if options.out:
+        return Path(options.out)
+    base = Path("runs") / re.sub(r"[^\w.-]", "-", recipe.name)
+    numbered = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
+    taken = [path for path in numbered if path.exists()]
+    if options.resume:
+        return taken[-1] if taken else base
+    return next(path for path in numbered if path not in taken)
+
+
+def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
+    words = ["eqprop train", str(folder.recipe_file), "--out", str(folder.path), "--resume"]
+    for name, default in (("device", "cpu"), ("engine", "auto"), ("data", None), ("threads", 1)):
+        value = getattr(options, name)
+        if value != default:
+            words += [f"--{name}", str(value)]
+    if options.angles_every:
+        words += ["--angles-every", str(options.angles_every)]
+    return " ".join(words)
+
+
+def _drawn(draw: Callable[[], Path]) -> Path | None:
+    """A picture is never worth failing a run for."""
+    try:
+        return draw()
+    except UserError:
+        return None
+
+
+def _mean_std(statistics: dict[str, Any]) -> str:
+    if statistics["mean"] is None:
+        return "unknown"
+    spread = "" if statistics["std"] is None else f" ± {statistics['std']:.2f}"
+    return f"{statistics['mean']:.2f}{spread} %"
+
+
+def _evaluated(options: argparse.Namespace, split: str) -> tuple[Recipe, list[int], Evaluation]:
+    folder = RunFolder.existing(options.run)
+    recipe, net, living = restore(folder)
+    data = _load_data(recipe, options.data).to(_check_device(options.device))
+    net = net.to(options.device)
+    chosen = data.test if split == "test" else data.train
+    wanted = recipe.test_samples if split == "test" else recipe.train_samples
+    steps = getattr(options, "free_steps", None) or recipe.free_steps
+    chosen = chosen.head(wanted) if wanted else chosen
+    return recipe, living, evaluate(net, recipe, chosen, SquaredError(), steps)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    recipe, living, result = _evaluated(options, options.split)
+    members = recipe.members()
+    for i, k in enumerate(living):
+        member = members[k]
+        print(
+            f"member {k} (seed {member.seed}"
+            + (f", angle {member.angle:g}" if not recipe.tied else "")
+            + f"): {options.split} error {result.error[i]:.2f} %, loss {result.loss[i]:.5f}, "
+            f"unsettled {100 * result.unsettled[i]:.1f} %"
+        )
+    spread = f" ± {result.error.std():.2f}" if len(living) > 1 else ""
+    print(f"{options.split} error {result.error.mean():.2f}{spread} %")
+    return OK
+
+
+def _show(options: argparse.Namespace) -> int:
+    folder = RunFolder.existing(options.run)
+    recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
+    if not metrics:
+        raise UserError(f"{folder.path}: no epoch is complete yet")
+    print(f"{recipe.name}: {recipe.description}")
+    print(f"{'epoch':>6} {'train error':>18} {'test error':>18}  unsettled")
+    shown = [m for m in metrics if m["epoch"] in _milestones(len(metrics))]
+    for record in shown:
+        row = [figures.series([record], key) for key in ("train_error", "test_error", "unsettled")]
+        print(
+            f"{record['epoch']:>6} {_spread(row[0]):>18} {_spread(row[1]):>18}"
+            f"  {100 * row[2].nanmean():.1f} %"
+        )
+    for name in metrics[0].get("weight_angle") or {}:
+        first, last = (figures.series([m], "weight_angle", name) for m in (metrics[0], metrics[-1]))
+        print(f"weight angle of {name}: {_degrees(first)} → {_degrees(last)}")
+    if summary is not None:
+        last_ten = _mean_std(summary["last_ten_test_error"])
+        print(
+            f"last epoch {_mean_std(summary['test_error'])}, mean of the last ten {last_ten}, "
+            f"{summary['wall_seconds']:.0f} s on {summary['machine']['processor']}"
+        )
+        for entry in summary["frozen"]:
+            print(
+                f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}"
+            )
+    _, _, result = _evaluated(options, "test")
+    table = result.confusion.sum(0)
+    for path in (
+        figures.curves(folder),
+        figures.health(folder),
+        figures.confusion(folder, table),
+    ):
+        print(path)
+    return OK
+
+
+def _milestones(epochs: int) -> set[int]:
+    """Ten epochs spread over the run, the first and the last among them."""
+    return {1 + round(i * (epochs - 1) / 9) for i in range(10)}
+
+
+def _spread(values: torch.Tensor) -> str:
+    known = values[~values.isnan()]
+    spread = f" ± {known.std():.2f}" if len(known) > 1 else ""
+    return f"{known.mean():.2f}{spread} %"
+
+
+def _degrees(values: torch.Tensor) -> str:
+    return f"{values.nanmean():.1f}°"
+
+
+def _compare(options: argparse.Namespace) -> int:
+    folders = [RunFolder.existing(run) for run in options.runs]
+    width = max(len(str(folder.path)) for folder in folders)
+    print(
+        f"{'run':{width}}  epochs  {'train error':>16}  {'test error':>16}  {'last ten':>16}  time"
+    )
+    for folder in folders:
+        summary = folder.summary()
+        if summary is None:
+            print(f"{folder.path!s:{width}}  {len(folder.metrics()):>6}  not finished")
+            continue
+        cells = (
+            _mean_std(summary[k]) for k in ("train_error", "test_error", "last_ten_test_error")
+        )
+        print(
+            f"{folder.path!s:{width}}  {summary['epochs']:>6}  "
+            + "  ".join(f"{cell:>16}" for cell in cells)
+            + f"  {summary['wall_seconds']:.0f} s"
+        )
+    print(figures.comparison(folders, Path(options.out)))
+    return OK
+
+
+def _check(options: argparse.Namespace) -> int:
+    recipe = _load_recipe(options, seeds=options.seeds or 1)
+    data = _load_data(recipe, options.data)
+    for member in recipe.members():
+        order = torch.randperm(len(data.train), generator=generator(member.seed, "check"))
+        x, y = data.train.batch(order[: recipe.batch], torch.float64)
+        print(check(recipe, member, x, y))
+        print()
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The pictures of a run, drawn from its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.runs.folder import RunFolder
+from eqprop.runs.recipe import Member, UserError
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install 'eqprop[train]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None) -> Tensor:
+    """One quantity over the epochs, [epochs, members], NaN where a member is frozen."""
+    rows = []
+    for record in metrics:
+        value = record.get(key)
+        value = value.get(name) if isinstance(value, dict) and name is not None else value
+        width = len(record["train_error"])
+        rows.append([float("nan") if v is None else v for v in value or [None] * width])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def settings(members: Sequence[Member]) -> dict[str, list[int]]:
+    """The members that differ in their seed alone, by what tells them from the others."""
+    varied = [
+        field
+        for field in ("beta", "angle", "learning_rates")
+        if len({getattr(member, field) for member in members}) > 1
+    ]
+    groups: dict[str, list[int]] = {}
+    for i, member in enumerate(members):
+        label = ", ".join(f"{field} {_short(getattr(member, field))}" for field in varied)
+        groups.setdefault(label, []).append(i)
+    return groups
+
+
+def _short(value: object) -> str:
+    return "-".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}"
+
+
+def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str, ls: str) -> None:
+    """Mean over the members as a line, ± one standard deviation as a band."""
+    known = ~values.isnan()
+    n = known.sum(1).clamp(min=1)
+    mean = values.nan_to_num().sum(1) / n
+    spread = ((values - mean[:, None]).nan_to_num() ** 2).sum(1) / (n - 1).clamp(min=1)
+    mean = torch.where(known.any(1), mean, torch.nan)
+    std = spread.sqrt()
+    axis.plot(epochs, mean.numpy(), color=colour, ls=ls, lw=1.5, label=label)
+    axis.fill_between(
+        epochs, (mean - std).numpy(), (mean + std).numpy(), color=colour, alpha=0.2, lw=0
+    )
+
+
+def curves(folder: RunFolder) -> Path:
+    """curves.png: train and test error over the epochs."""
+    plt = _pyplot()
+    metrics, recipe = folder.metrics(), folder.recipe()
+    if not metrics:
+        raise UserError(f"{folder.path}: no epoch is complete yet, so there is nothing to draw")
+    epochs = [record["epoch"] for record in metrics]
+    figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
+    groups = settings(recipe.members())
+    for colour, (label, chosen) in enumerate(groups.items()):
+        for key, ls in (("test_error", "-"), ("train_error", "--")):
+            text = f"{key[:-6]} error{f', {label}' if label else ''}"
+            _band(axis, epochs, series(metrics, key)[:, chosen], f"C{colour}", text, ls)
+    axis.set(xlabel="epoch", ylabel="error (%)", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.grid(alpha=0.3, which="both")
+    n = len(recipe.members())
+    axis.set_title(f"{recipe.name}: mean ± standard deviation, {n} network{'s' * (n > 1)}")
+    axis.legend(frameon=False)
+    return _save(plt, figure, folder.path / "curves.png")
+
+
+def health(folder: RunFolder) -> Path:
+    """health.png: residuals, unsettled samples, saturation, weight norms, weight angles."""
+    plt = _pyplot()
+    metrics = folder.metrics()
+    epochs = [record["epoch"] for record in metrics]
+    panels: list[tuple[str, list[tuple[str, Tensor]]]] = [
+        ("largest residual of the free phase", [("", series(metrics, "residual"))]),
+        ("unsettled test samples (%)", [("", 100 * series(metrics, "unsettled"))]),
+    ]
+    for title, key, factor in (
+        ("saturated neurons (%)", "saturated", 100.0),
+        ("norm of the weights", "weight_norm", 1.0),
+        ("angle between forward and backward weights (°)", "weight_angle", 1.0),
+    ):
+        names = metrics[0].get(key) or {}
+        if names:
+            panels.append((title, [(n, factor * series(metrics, key, n)) for n in names]))
+    rows = (len(panels) + 1) // 2
+    figure, axes = plt.subplots(rows, 2, figsize=(9, 2.8 * rows), constrained_layout=True)
+    for axis, (title, lines) in zip(axes.flat, panels, strict=False):
+        for colour, (name, values) in enumerate(lines):
+            _band(axis, epochs, values, f"C{colour}", name, "-")
+        axis.set(title=title, xlabel="epoch")
+        axis.grid(alpha=0.3)
+        if len(lines) > 1:
+            axis.legend(frameon=False, fontsize=8)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.set_visible(False)
+    return _save(plt, figure, folder.path / "health.png")
+
+
+def confusion(folder: RunFolder, table: Tensor) -> Path:
+    """confusion.png from counts [classes, classes], by label and answer."""
+    plt = _pyplot()
+    share = 100 * table.double() / table.sum(-1, keepdim=True).clamp(min=1)
+    classes = len(table)
+    figure, axis = plt.subplots(figsize=(5.6, 5), constrained_layout=True)
+    wrong = share.clone()
+    wrong.fill_diagonal_(0)
+    image = axis.imshow(wrong.numpy(), cmap="Oranges")
+    for i in range(classes):
+        for j in range(classes):
+            if share[i, j] > 0:
+                axis.text(j, i, f"{share[i, j]:.1f}", ha="center", va="center", fontsize=7)
+    axis.set(xlabel="answer", ylabel="label", xticks=range(classes), yticks=range(classes))
+    axis.set_title("answers for each label (%); colour: mistakes")
+    figure.colorbar(image, shrink=0.8)
+    return _save(plt, figure, folder.path / "confusion.png")
+
+
+def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
+    """Test error over the epochs, one line a run."""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
+    for colour, folder in enumerate(folders):
+        metrics = folder.metrics()
+        if metrics:
+            epochs = [record["epoch"] for record in metrics]
+            values = series(metrics, "test_error")
+            _band(axis, epochs, values, f"C{colour}", folder.path.name, "-")
+    axis.set(xlabel="epoch", ylabel="test error (%)", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(frameon=False)
+    return _save(plt, figure, file)
+
+
+def _save(plt: Any, figure: Any, file: Path) -> Path:
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+    return file

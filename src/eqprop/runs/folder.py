@@ -1,0 +1,205 @@
+"""The folder of a run: what lies in it, and that nothing in it is ever lost or half written.
+
+    recipe.toml      the resolved recipe; `eqprop train recipe.toml --out . --resume` goes on
+    metrics.jsonl    one line an epoch
+    angles.jsonl     on request: the angle to BPTT during training
+    summary.json     final and best errors, wall time, machine, versions, commit
+    checkpoints/     last.ckpt and previous.ckpt
+    curves.png, tensorboard/
+
+A checkpoint is one JSON line with the SHA-256 of what follows, then tensors as `torch.save`
+writes them; it is read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import Recipe, UserError
+
+CHECKPOINT_FORMAT = 1
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        folder = cls(Path(path))
+        if not folder.recipe_file.is_file():
+            raise UserError(f"{path}: not the folder of a run (it has no recipe.toml)")
+        return folder
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    def recipe(self) -> Recipe:
+        return recipes.load(str(self.recipe_file))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self.read_lines("metrics.jsonl")
+
+    def summary(self) -> dict[str, Any] | None:
+        file = self.path / "summary.json"
+        if not file.is_file():
+            return None
+        loaded: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        return loaded
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; another process that wants it is refused, a dead one lets it go."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                raise UserError(
+                    f"{self.path}: another process ({holder}) is training in this folder: "
+                    "wait for it, or choose another --out"
+                ) from None
+            lock.truncate(0)
+            lock.write(f"pid {os.getpid()}")
+            lock.flush()
+            yield
+
+    def check(self, recipe: Recipe, resume: bool) -> None:
+        """Refuse a folder that this recipe must not be run in. Touches nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path}: is a file: choose another --out")
+        if self.recipe_file.is_file():
+            differing = self.recipe().differences(recipe)
+            if differing:
+                raise UserError(
+                    f"{self.path}: holds a run with another recipe (it differs in "
+                    f"{', '.join(differing)}): choose another --out"
+                )
+            if not resume:
+                raise UserError(
+                    f"{self.path}: holds this run already, at epoch {len(self.metrics())}: "
+                    "add --resume to go on, or choose another --out"
+                )
+        elif self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+            raise UserError(
+                f"{self.path}: is not empty and not the folder of a run: choose another --out"
+            )
+        elif resume:
+            raise UserError(f"{self.path}: there is no run to resume: leave out --resume")
+
+    def prepare(self, recipe: Recipe, resume: bool) -> None:
+        """Check once more, now that the folder is locked, and write the recipe."""
+        self.check(recipe, resume)
+        self.write_text("recipe.toml", recipe.to_toml())
+
+    def write_text(self, name: str, text: str) -> None:
+        _write_atomically(self.path / name, text.encode())
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+    def append_line(self, name: str, value: dict[str, Any]) -> None:
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        file = self.path / name
+        if not file.is_file():
+            return []
+        try:
+            return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        except json.JSONDecodeError:
+            raise UserError(f"{file}: damaged; resume the run to mend it") from None
+
+    def keep_lines(self, name: str, key: str, limit: int) -> None:
+        """Drop what was written after the checkpoint that a run goes on from."""
+        file = self.path / name
+        if file.is_file():
+            lines = file.read_text("utf-8").splitlines()
+            kept = [line for line in lines if _number(line, key) <= limit]
+            self.write_text(name, "".join(f"{line}\n" for line in kept))
+
+    def save_checkpoint(self, content: dict[str, Any]) -> None:
+        self.checkpoints.mkdir(exist_ok=True)
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        body = buffer.getvalue()
+        header = {"format": CHECKPOINT_FORMAT, "sha256": hashlib.sha256(body).hexdigest()}
+        last, previous = self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"
+        new = self.checkpoints / "new.ckpt"
+        _write(new, json.dumps(header).encode() + b"\n" + body)
+        if last.is_file():
+            os.replace(last, previous)
+        os.replace(new, last)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint; None if the run has none yet."""
+        last, previous = self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"
+        if last.is_file():
+            return self._read_checkpoint(last)
+        if previous.is_file():  # the machine stopped between two renames
+            return self._read_checkpoint(previous)
+        return None
+
+    def _read_checkpoint(self, file: Path) -> dict[str, Any]:
+        header, _, body = file.read_bytes().partition(b"\n")
+        try:
+            known = json.loads(header)
+        except ValueError:
+            known = {}
+        sha256 = known.get("sha256") if isinstance(known, dict) else None
+        if sha256 != hashlib.sha256(body).hexdigest():
+            previous = file.parent / "previous.ckpt"
+            remedy = (
+                f"delete it to go on from {previous.name}"
+                if file.name == "last.ckpt" and previous.is_file()
+                else "start the run anew in another folder"
+            )
+            raise UserError(f"{file}: truncated or edited (its checksum does not match): {remedy}")
+        if known.get("format") != CHECKPOINT_FORMAT:
+            raise UserError(f"{file}: written in format {known.get('format')}, not known here")
+        content: dict[str, Any] = torch.load(io.BytesIO(body), weights_only=True)
+        return content
+
+
+def _number(line: str, key: str) -> float:
+    """A half-written line counts as later than any other."""
+    try:
+        return float(json.loads(line)[key])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a new file to the disk, or leave none."""
+    try:
+        with open(file, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _write_atomically(file: Path, content: bytes) -> None:
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    _write(unfinished, content)
+    os.replace(unfinished, file)

@@ -1,0 +1,60 @@
+"""Where a number was made: machine, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+
+def describe(device: str) -> dict[str, object]:
+    import eqprop
+
+    machine: dict[str, object] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device,
+    }
+    if device.startswith("cuda"):
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    return {
+        "machine": machine,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "eqprop": eqprop.__version__,
+        },
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _commit() -> str | None:
+    """The commit of the sources, with "+changes" if they differ from it; None outside git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        tracked = git("ls-files", "--error-unmatch", str(Path(__file__)))
+        changes = "+changes" if git("status", "--porcelain", "--", "../..") else ""
+        return git("rev-parse", "HEAD") + changes if tracked else None
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,283 @@
+"""Recipes: a training run as one small, flat, typed TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.network import Network, layered
+from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
+from eqprop.timesteps import Discrete, RealTime
+
+RULES = ("ep", "continual-ep", "vf", "continual-vf", "bptt", "rbp")
+TIMES = ("discrete", "real-time")
+
+
+class UserError(ValueError):
+    """Something only the user can mend: one line that names the field and the remedy."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """What may differ between the networks that one run trains as an ensemble."""
+
+    seed: int
+    beta: float | None
+    angle: float
+    learning_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines the numbers of a run. Layers and rates go input → output.
+
+    `beta`, `angle` and `learning_rates` may be lists (of lists): each value makes members.
+    """
+
+    name: str
+    description: str
+    # network
+    layers: tuple[int, ...]
+    tied: bool
+    # rule: K is `nudged_steps`, for bptt and rbp the steps backward
+    rule: str
+    free_steps: int
+    nudged_steps: int
+    # training
+    learning_rates: tuple[float, ...] | tuple[tuple[float, ...], ...]
+    epochs: int
+    time: str = "discrete"
+    dt: float = 0.08
+    slope: str = "all"
+    activation: str = "sigmoid"
+    bias: bool = True
+    init: str = "fan_in"
+    angle: float | tuple[float, ...] = 0.0
+    beta: float | tuple[float, ...] | None = None
+    random_sign: bool = False
+    in_turn: bool = False
+    tolerance: float | None = None
+    rescale: float | None = None
+    frozen: tuple[str, ...] = ()
+    batch: int = 20
+    seeds: int = 5
+    seed: int = 0
+    data: str = "mnist"
+    train_samples: int | None = None
+    test_samples: int | None = None
+
+    def members(self) -> tuple[Member, ...]:
+        """Every combination of the swept values, each with every seed, seeds fastest."""
+        betas = self.beta if isinstance(self.beta, tuple) else (self.beta,)
+        angles = self.angle if isinstance(self.angle, tuple) else (self.angle,)
+        nested = isinstance(self.learning_rates[0], tuple)
+        rates: Any = self.learning_rates if nested else (self.learning_rates,)
+        seeds = range(self.seed, self.seed + self.seeds)
+        return tuple(
+            Member(seed, beta, angle, rate)
+            for rate, beta, angle, seed in itertools.product(rates, betas, angles, seeds)
+        )
+
+    def network(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
+        """The members as one ensemble [E]."""
+        return layered(
+            *self.layers,
+            tied=self.tied,
+            time=Discrete() if self.time == "discrete" else RealTime(self.dt, self.slope),
+            activation=self.activation,
+            bias=self.bias,
+            init=self.init,
+            angle=0.0 if self.tied else [member.angle for member in members],
+            ensemble=(len(members),),
+            seed=[member.seed for member in members],
+            dtype=dtype,
+        )
+
+    def learning_rule(self, members: Sequence[Member]) -> Rule:
+        T, K = self.free_steps, self.nudged_steps
+        if self.rule == "bptt":
+            return BPTT(free_steps=T, backward_steps=K)
+        if self.rule == "rbp":
+            return RBP(free_steps=T, backward_steps=K, in_turn=self.in_turn)
+        shared: dict[str, Any] = {
+            "beta": torch.tensor([member.beta for member in members], dtype=torch.float64),
+            "free_steps": T,
+            "nudged_steps": K,
+            "tolerance": self.tolerance,
+            "in_turn": self.in_turn,
+            "random_sign": self.random_sign,
+        }
+        if self.rule == "ep":
+            return EP(**shared)
+        if self.rule == "vf":
+            return VF(**shared)
+        kind = ContinualEP if self.rule == "continual-ep" else ContinualVF
+        return kind(**shared, rescale=self.rescale)
+
+    def rates(self, members: Sequence[Member]) -> list[torch.Tensor]:
+        """The learning rate of each synapse, [E]."""
+        table = [member.learning_rates for member in members]
+        return list(torch.tensor(table, dtype=torch.float64).unbind(-1))
+
+    def to_toml(self) -> str:
+        lines = []
+        for key, value in asdict(self).items():
+            if value is not None:
+                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        return "\n".join(lines) + "\n"
+
+    def differences(self, other: Recipe) -> list[str]:
+        """The fields in which two recipes differ, but for those that do not change the numbers."""
+        free = {"name", "description", "epochs"}
+        mine, theirs = asdict(self), asdict(other)
+        return [key for key in mine if key not in free and mine[key] != theirs[key]]
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    folder = resources.files("eqprop") / "recipes"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
+
+
+def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by its name, or from a TOML file, with some fields replaced."""
+    path = Path(source)
+    if source in names():
+        text = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_text("utf-8")
+        default_name = source
+    elif path.suffix == ".toml" and path.is_file():
+        text, default_name = path.read_text("utf-8"), path.stem
+    else:
+        close = difflib.get_close_matches(source, names(), n=1)
+        hint = f"did you mean {close[0]}?" if close else "see `eqprop recipes`"
+        raise UserError(f"recipe {source!r} is neither a known name nor a .toml file: {hint}")
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{source}: not valid TOML: {error}") from None
+    return parse({"name": default_name, "description": "", **given, **(overrides or {})}, source)
+
+
+def parse(given: Mapping[str, Any], source: str) -> Recipe:
+    """A recipe from plain values, each checked against the type of its field."""
+    known = {field.name: str(field.type) for field in fields(Recipe)}
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+            raise UserError(f"{source}: unknown field {key!r}: {hint}")
+    required = [f.name for f in fields(Recipe) if f.default.__class__.__name__ == "_MISSING_TYPE"]
+    for key in required:
+        if key not in given:
+            raise UserError(f"{source}: field {key!r} is missing")
+    values = {key: _convert(source, key, known[key], value) for key, value in given.items()}
+    recipe = Recipe(**values)
+    _check(source, recipe)
+    return recipe
+
+
+def _convert(source: str, key: str, expected: str, value: Any) -> Any:
+    """`value` as one of the types that `expected` lists, "float | tuple[float, ...] | None"."""
+    for kind in expected.split(" | "):
+        try:
+            return _CONVERTERS[kind](value)
+        except (TypeError, ValueError):
+            continue
+    words = expected.replace("tuple[", "list of ").replace(", ...]", "").replace(" | None", "")
+    raise UserError(f"{source}: {key} must be {words.replace(' | ', ' or ')}, not {value!r}")
+
+
+def _exactly(*types: type) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise TypeError
+        return types[0](value)
+
+    return convert
+
+
+def _tuple_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or (not value and item is not _CONVERTERS["str"]):
+            raise TypeError
+        return tuple(item(v) for v in value)
+
+    return convert
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "int": _exactly(int),
+    "bool": _exactly(bool),
+    "str": _exactly(str),
+    "float": _exactly(float, int),
+}
+_CONVERTERS |= {f"tuple[{k}, ...]": _tuple_of(_CONVERTERS[k]) for k in ("int", "float", "str")}
+_CONVERTERS["tuple[tuple[float, ...], ...]"] = _tuple_of(_CONVERTERS["tuple[float, ...]"])
+_CONVERTERS["None"] = _exactly(type(None))
+
+
+def _check(source: str, recipe: Recipe) -> None:
+    for key, allowed in (("rule", RULES), ("time", TIMES)):
+        if getattr(recipe, key) not in allowed:
+            raise UserError(
+                f"{source}: {key} {getattr(recipe, key)!r} is unknown: "
+                f"choose one of {', '.join(allowed)}"
+            )
+    for key in ("epochs", "batch", "seeds", "train_samples", "test_samples"):
+        value = getattr(recipe, key)
+        if value is not None and value < 1:
+            raise UserError(f"{source}: {key} must be 1 or more, not {value}")
+    gradient_rule = recipe.rule in ("bptt", "rbp")
+    if recipe.beta is None and not gradient_rule:
+        raise UserError(f"{source}: rule {recipe.rule} needs beta")
+    if recipe.tied and recipe.angle != 0.0:
+        raise UserError(f"{source}: angle needs untied weights: set tied=false")
+    if recipe.rescale is not None and not recipe.rule.startswith("continual"):
+        raise UserError(f"{source}: rescale needs a continual rule, not {recipe.rule}")
+    if not recipe.tied and recipe.rule in ("ep", "continual-ep"):
+        raise UserError(f"{source}: rule {recipe.rule} needs tied weights: use vf or continual-vf")
+    members = recipe.members()
+    try:  # the core checks the rest; its errors name the field
+        for member in members:
+            if len(member.learning_rates) != len(recipe.layers) - 1:
+                raise ValueError(
+                    f"learning_rates needs {len(recipe.layers) - 1} entries, input to output, "
+                    f"not {len(member.learning_rates)}"
+                )
+            if not all(rate > 0 for rate in member.learning_rates):
+                raise ValueError(f"learning_rates must be positive: {member.learning_rates}")
+        recipe.learning_rule(members)
+        small = replace(recipe, layers=tuple(min(n, 2) for n in recipe.layers))
+        small.network(members)
+    except ValueError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` of the command line. Commas make a list, semicolons a list of lists."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {text!r}: write it as field=value, for example beta=0.3")
+    key = key.strip()
+    if ";" in value:
+        return key, [[_scalar(v) for v in part.split(",")] for part in value.split(";")]
+    if "," in value:
+        return key, [_scalar(v) for v in value.strip("[]").split(",") if v.strip()]
+    listed = key in ("layers", "learning_rates", "frozen")
+    return key, [_scalar(value.strip("[]"))] if listed else _scalar(value)
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text.strip()}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()

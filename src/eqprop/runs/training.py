@@ -1,0 +1,366 @@
+"""The training loop: epochs of minibatches through an engine, recorded, saved, and resumable.
+
+The order of the data and the signs of β of an epoch depend on a member's seed and the epoch
+alone, so a run that is stopped at any minibatch goes on exactly as if it had not been.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eqprop.analysis import angle, total_update
+from eqprop.costs import Cost, SquaredError
+from eqprop.data import Dataset
+from eqprop.dynamics import NonFinite
+from eqprop.engines import ReferenceEngine, make_engine
+from eqprop.model import Gradients
+from eqprop.network import Network
+from eqprop.rules import BPTT
+from eqprop.runs import machine
+from eqprop.runs.evaluation import evaluate, weights
+from eqprop.runs.folder import RunFolder
+from eqprop.runs.recipe import Member, Recipe, UserError
+from eqprop.seeds import generator
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; everything up to here is saved."""
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes, and may ask it to stop."""
+
+    @property
+    def stop_requested(self) -> bool: ...
+
+    def minibatch(self, epoch: int, done: int, of: int, train_error: float) -> None: ...
+
+    def epoch(self, record: dict[str, Any], seconds: float) -> None: ...
+
+    def frozen(self, entry: dict[str, Any]) -> None: ...
+
+    def angles(self, record: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class _Position:
+    """Where in the run we are, and what the epoch under way has counted so far."""
+
+    epoch: int = 0  # complete ones
+    minibatch: int = 0  # of the epoch under way
+    wrong: Tensor = field(default_factory=lambda: torch.zeros(0))  # [E]
+    loss: Tensor = field(default_factory=lambda: torch.zeros(0))  # [E]
+    seconds: float = 0.0
+
+
+class Training:
+    """One run of a recipe in its folder."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        data: Dataset,
+        *,
+        device: str = "cpu",
+        engine: str = "auto",
+        angles_every: int | None = None,
+        cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    ) -> None:
+        self.recipe, self.folder = recipe, folder
+        self.device, self.engine_kind, self.cost = device, engine, cost
+        self.angles_every = angles_every
+        self.data = _subset(data, recipe).to(device)
+        if math.prod(data.image_shape) != recipe.layers[0]:
+            raise UserError(
+                f"layers: the first must be {math.prod(data.image_shape)}, the pixels of "
+                f"{data.name}, not {recipe.layers[0]}"
+            )
+        if data.train.classes != recipe.layers[-1]:
+            raise UserError(
+                f"layers: the last must be {data.train.classes}, the classes of {data.name}, "
+                f"not {recipe.layers[-1]}"
+            )
+        self.members = recipe.members()
+        self.living = list(range(len(self.members)))
+        self.frozen: list[dict[str, Any]] = []
+        self.net = recipe.network(self.members).to(device)
+        self.engine = self._make_engine()
+        self.at = self._fresh_position()
+        self.watcher: Watcher
+
+    def _fresh_position(self) -> _Position:
+        zeros = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
+        return _Position(wrong=zeros, loss=zeros.clone())
+
+    def _living_members(self) -> list[Member]:
+        return [self.members[i] for i in self.living]
+
+    def _make_engine(self) -> ReferenceEngine:
+        members = self._living_members()
+        rule = self.recipe.learning_rule(members)
+        try:
+            return make_engine(
+                self.net,
+                rule,
+                self.recipe.rates(members),
+                self.engine_kind,
+                cost=self.cost,
+                frozen=self.recipe.frozen,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        saved = self.folder.load_checkpoint()
+        if saved is None:
+            self.folder.keep_lines("metrics.jsonl", "epoch", 0)
+            self.folder.keep_lines("angles.jsonl", "minibatch", -1)
+            return
+        self.living, self.frozen = list(saved["living"]), list(saved["frozen"])
+        self.at = _Position(
+            saved["epoch"],
+            saved["minibatch"],
+            saved["wrong"].to(self.device),
+            saved["loss"].to(self.device),
+            saved["seconds"],
+        )
+        if self.living:
+            self.net = self.recipe.network(self._living_members()).to(self.device)
+            self.net.load_state_dict(saved["parameters"])
+            self.engine = self._make_engine()
+        self.folder.keep_lines("metrics.jsonl", "epoch", self.at.epoch)
+        done = self.at.epoch * self._minibatches() + self.at.minibatch
+        self.folder.keep_lines("angles.jsonl", "minibatch", done - 1)
+
+    def run(self, watcher: Watcher) -> dict[str, Any]:
+        """Train to the recipe's number of epochs; return the summary."""
+        self.watcher = watcher
+        started = time.perf_counter() - self.at.seconds
+        while self.at.epoch < self.recipe.epochs and self.living:
+            for index, sign in self._epoch_plan():
+                self._minibatch(index, sign)
+                self.at.seconds = time.perf_counter() - started
+                if self.watcher.stop_requested:
+                    self._save()
+                    raise Interrupted
+                if not self.living:
+                    break
+            self._finish_epoch()
+            self.at.seconds = time.perf_counter() - started
+            self._save()
+            self.watcher.epoch(self.folder.metrics()[-1], self.at.seconds)
+            if self.watcher.stop_requested and self.at.epoch < self.recipe.epochs:
+                raise Interrupted
+        summary = self.summarise()
+        self.folder.write_json("summary.json", summary)
+        return summary
+
+    def _minibatches(self) -> int:
+        return math.ceil(len(self.data.train) / self.recipe.batch)
+
+    def _epoch_plan(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The samples [E, batch] and the sign of β [E] of each minibatch still to come."""
+        n, size = len(self.data.train), self.recipe.batch
+        epoch = self.at.epoch
+        order = torch.stack(
+            [
+                torch.randperm(n, generator=generator(m.seed, f"data order of epoch {epoch}"))
+                for m in self.members
+            ]
+        )
+        signs = None
+        if self.recipe.random_sign:
+            bits = torch.stack(
+                [
+                    torch.randint(
+                        2,
+                        (self._minibatches(),),
+                        generator=generator(m.seed, f"signs of beta of epoch {epoch}"),
+                    )
+                    for m in self.members
+                ]
+            )
+            signs = 2.0 * bits - 1
+        for b in range(self.at.minibatch, self._minibatches()):
+            index = order[:, b * size : (b + 1) * size].to(self.device)
+            yield index, None if signs is None else signs[:, b]
+
+    def _minibatch(self, index: Tensor, sign: Tensor | None) -> None:
+        """Learn from one minibatch. A member that fails is frozen, and the others repeat it."""
+        done = self.at.epoch * self._minibatches() + self.at.minibatch
+        while self.living:
+            x, y = self.data.train.batch(index[self.living], self.net.dtype)
+            living_sign = None if sign is None else sign[self.living]
+            try:
+                if self.angles_every and done % self.angles_every == 0:
+                    self._record_angles(x, y, done)
+                output = self.engine.step(x, y, living_sign)
+                break
+            except NonFinite as failure:
+                self._freeze(failure)
+        else:
+            return
+        labels = self.data.train.labels[index[self.living]].long()
+        self.at.wrong[self.living] += (output.argmax(-1) != labels).double().sum(-1)
+        self.at.loss[self.living] += self.cost(output, y).double().sum(-1)
+        self.at.minibatch += 1
+        seen = min(self.at.minibatch * self.recipe.batch, len(self.data.train))
+        error = 100 * float(self.at.wrong[self.living].mean()) / seen
+        self.watcher.minibatch(self.at.epoch + 1, self.at.minibatch, self._minibatches(), error)
+
+    def _freeze(self, failure: NonFinite) -> None:
+        failed = failure.members.cpu().flatten().nonzero().flatten().tolist()
+        for i in failed:
+            entry = {
+                "member": self.living[i],
+                "seed": self.members[self.living[i]].seed,
+                "epoch": self.at.epoch + 1,
+                "minibatch": self.at.minibatch,
+                "place": failure.place,
+                "reason": str(failure),
+            }
+            self.frozen.append(entry)
+            self.watcher.frozen(entry)
+        keep = [i for i in range(len(self.living)) if i not in failed]
+        self.living = [self.living[i] for i in keep]
+        if self.living:
+            self.net = self.net.members(keep)
+            self.engine = self._make_engine()
+
+    def _record_angles(self, x: Tensor, y: Tensor, done: int) -> None:
+        members = self._living_members()
+        ours, exact = update_and_gradient(self.net, self.recipe, members, x, y, self.cost)
+        E = self.net.ensemble
+        record = {
+            "epoch": self.at.epoch + 1,
+            "minibatch": done,
+            "angle": self._spread(angle(ours, exact, E)),
+            "synapses": {name: self._spread(angle(ours[name], exact[name], E)) for name in ours},
+        }
+        self.folder.append_line("angles.jsonl", record)
+        self.watcher.angles(record)
+
+    def _spread(self, values: Tensor | list[float]) -> list[float | None]:
+        """Values of the living at their places among all members, None for the frozen."""
+        listed = values.tolist() if isinstance(values, Tensor) else values
+        by_member = dict(zip(self.living, listed, strict=True))
+        return [by_member.get(i) for i in range(len(self.members))]
+
+    def _finish_epoch(self) -> None:
+        n = len(self.data.train)
+        record: dict[str, Any] = {"epoch": self.at.epoch + 1}
+        record["train_error"] = self._spread(100 * self.at.wrong[self.living] / n)
+        record["train_loss"] = self._spread(self.at.loss[self.living] / n)
+        if self.living:
+            test = evaluate(self.net, self.recipe, self.data.test, self.cost).record()
+            for key, value in {**test, **weights(self.net)}.items():
+                record[key] = (
+                    {name: self._spread(v) for name, v in value.items()}
+                    if isinstance(value, dict)
+                    else self._spread(value)
+                )
+        self.folder.append_line("metrics.jsonl", record)
+        seconds, epoch = self.at.seconds, self.at.epoch + 1
+        self.at = self._fresh_position()
+        self.at.epoch, self.at.seconds = epoch, seconds
+
+    def _save(self) -> None:
+        self.folder.save_checkpoint(
+            {
+                "epoch": self.at.epoch,
+                "minibatch": self.at.minibatch,
+                "wrong": self.at.wrong.cpu(),
+                "loss": self.at.loss.cpu(),
+                "seconds": self.at.seconds,
+                "living": self.living,
+                "frozen": self.frozen,
+                "parameters": {n: p.detach().cpu() for n, p in self.net.state_dict().items()},
+            }
+        )
+
+    def summarise(self) -> dict[str, Any]:
+        metrics = self.folder.metrics()
+        tests = [record.get("test_error", [None] * len(self.members)) for record in metrics]
+        members: list[dict[str, Any]] = []
+        for i, member in enumerate(self.members):
+            curve = [
+                (test[i], record["epoch"]) for test, record in zip(tests, metrics, strict=True)
+            ]
+            curve = [(error, epoch) for error, epoch in curve if error is not None]
+            alive = i in self.living
+            best = min(curve, default=(None, None))
+            members.append(
+                {
+                    "seed": member.seed,
+                    "beta": member.beta,
+                    "angle": member.angle,
+                    "learning_rates": list(member.learning_rates),
+                    "frozen": not alive,
+                    "final_test_error": curve[-1][0] if alive and curve else None,
+                    "final_train_error": metrics[-1]["train_error"][i] if alive else None,
+                    "last_ten_test_error": _mean([e for e, _ in curve[-10:]]) if alive else None,
+                    "best_test_error": best[0],
+                    "best_epoch": best[1],
+                }
+            )
+        return {
+            "recipe": self.recipe.name,
+            "epochs": len(metrics),
+            "test_error": _statistics([m["final_test_error"] for m in members]),
+            "train_error": _statistics([m["final_train_error"] for m in members]),
+            "last_ten_test_error": _statistics([m["last_ten_test_error"] for m in members]),
+            "members": members,
+            "frozen": self.frozen,
+            "wall_seconds": round(self.at.seconds, 3),
+            "engine": type(self.engine).__name__,
+            **machine.describe(self.device),
+        }
+
+
+def update_and_gradient(
+    net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor, cost: Cost
+) -> tuple[Gradients, Gradients]:
+    """The total update of the recipe's rule, weights moving as in training, and BPTT's gradient."""
+    moving = None
+    if recipe.rule.startswith("continual"):
+        moving = [rate * (recipe.rescale or 1.0) for rate in recipe.rates(members)]
+    ours = total_update(net, recipe.learning_rule(members), x, y, cost, learning_rates=moving)
+    bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
+    return ours, total_update(net, bptt, x, y, cost)
+
+
+def _subset(data: Dataset, recipe: Recipe) -> Dataset:
+    train, test = data.train, data.test
+    for name, split in (("train_samples", train), ("test_samples", test)):
+        wanted = getattr(recipe, name)
+        if wanted is not None and wanted > len(split):
+            raise UserError(f"{name}: {wanted} asked for, but {data.name} has {len(split)}")
+    return Dataset(
+        data.name,
+        train.head(recipe.train_samples or len(train)),
+        test.head(recipe.test_samples or len(test)),
+        data.image_shape,
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _statistics(values: list[float | None]) -> dict[str, float | int | None]:
+    """Mean and sample standard deviation over the members that are not frozen."""
+    known = torch.tensor([v for v in values if v is not None], dtype=torch.float64)
+    return {
+        "mean": float(known.mean()) if len(known) else None,
+        "std": float(known.std()) if len(known) > 1 else None,
+        "members": len(known),
+    }

