@@ -1,8 +1,84 @@
-"""One thread and the same hypothesis examples every time, for all tests."""
+"""One thread and the same hypothesis examples every time; the real MNIST; the command line."""
 
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import settings
+
+from eqprop.cli import main
+from eqprop.data import Dataset, load
 
 torch.set_num_threads(1)
 settings.register_profile("eqprop", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("eqprop")
+
+
+@pytest.fixture(scope="session")
+def mnist() -> Dataset:
+    """From wherever this machine has or reaches it; the user's own cache keeps it."""
+    return load("mnist")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command came to: its exit code, what it printed, and what it complained about."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that a user's mistake is answered with, on stderr, and nothing else."""
+        assert self.code == 2, self
+        (line,) = self.err.splitlines()
+        start = "eqprop: error: "
+        assert line.startswith(start)
+        return line.removeprefix(start)
+
+
+def command_words(words: tuple[Any, ...], fields: dict[str, Any]) -> list[str]:
+    """The words of a command; each field becomes --set field=value."""
+    pairs = (("--set", f"{key}={value}") for key, value in fields.items())
+    return [*map(str, words), *(word for pair in pairs for word in pair)]
+
+
+@pytest.fixture(scope="session")
+def cli(mnist: Dataset) -> Callable[..., Outcome]:
+    """The command line in this process: cli("train", "ep-1h", "--epochs", 2, beta=0.3)."""
+
+    def run(*words: Any, **fields: Any) -> Outcome:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                code = main(command_words(words, fields))
+            except SystemExit as stop:  # argparse
+                code = int(stop.code or 0)
+        return Outcome(code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def spawn(mnist: Dataset) -> Callable[..., "subprocess.Popen[str]"]:
+    """The command line in a process of its own, its output in pipes."""
+
+    def start(
+        *words: Any, before: Callable[[], None] | None = None, **fields: Any
+    ) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "eqprop", *command_words(words, fields)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=before,
+        )
+
+    return start

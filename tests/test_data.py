@@ -682,12 +682,6 @@ def test_python_without_pip(
 # The real MNIST
 
 
-@pytest.fixture(scope="session")
-def mnist() -> Dataset:
-    """From wherever this machine has or reaches it; the user's own cache keeps it."""
-    return load("mnist")
-
-
 def real_files(mnist: Dataset) -> dict[str, bytes]:
     files = {}
     for split, part in ("train", mnist.train), ("t10k", mnist.test):

@@ -133,6 +133,36 @@ def test_three_minibatches_are_three_times_the_algorithm_box(name, kind, time):
         assert float((p - start[parameter]).abs().max()) > 1e-4, parameter
 
 
+@every_rule
+def test_a_users_own_phi_trains_by_the_same_boxes(name):
+    """Φ is not linear in θ: both terms of Eq. (C-EP) are at θ_t, the latest there is."""
+
+    def phi(x, s, theta):
+        hidden, output = s
+        pair = (torch.sin(hidden @ torch.tanh(theta["w"])) * output).sum(-1)
+        pull = 0.1 * (hidden**2).sum(-1) + 0.05 * (output**2).sum(-1)
+        return pull + pair + (torch.tanh(x @ torch.exp(theta["d"])) * hidden).sum(-1)
+
+    source = torch.Generator().manual_seed(3)
+    model = eqprop.Primitive(
+        phi,
+        parameters={
+            "w": 0.25 * torch.randn(3, 2, generator=source, dtype=torch.float64),
+            "d": 0.5 * torch.randn(4, 3, generator=source, dtype=torch.float64),
+        },
+        layers={"hidden": 3, "output": 2},
+        inputs=4,
+    )
+    theirs = copy.deepcopy(model)
+    eta = {"w": 0.3, "d": 0.2}
+    engine = eqprop.make_engine(model, RULES[name], eta)
+    for seed in range(3):
+        x, y = a_minibatch(seed=seed)
+        engine.step(x, y)
+        by_hand(name, theirs, x, y, eta)
+        assert_equal_parameters(model, parameters(theirs), atol=1e-12)
+
+
 @pytest.mark.parametrize(("continual", "at_once"), [("C-EP", "EP"), ("C-VF", "VF")])
 def test_a_continual_rule_moves_theta_within_the_phase(continual, at_once):
     """So it differs from its sum at fixed θ by the order of η, and tends to it as η → 0."""
@@ -325,6 +355,17 @@ def test_a_drawn_sign_flips_beta_and_changes_nothing_else(name):
         assert distance[-sign] > 1e-6
         assert distance[sign] < 1e-13
     assert met == {1, -1}
+
+
+@two_phase_rules
+def test_a_sign_given_to_the_step_multiplies_beta(name):
+    net, (x, y) = a_network(), a_minibatch()
+    theirs = copy.deepcopy(net)
+    engine = eqprop.make_engine(net, replace(RULES[name], random_sign=True), RATES)
+    for sign in (-1.0, 1.0, -1.0):
+        engine.step(x, y, sign=torch.tensor(sign, dtype=torch.float64))
+        by_hand(name, theirs, x, y, rates_of(net), sign * BETA)
+    assert_equal_parameters(net, parameters(theirs), atol=1e-12)
 
 
 def debug_cep(net, x, y, eta, rescale):

@@ -124,6 +124,20 @@ def test_a_member_has_a_copy_of_its_own():
     assert torch.equal(net.synapses[0].weight, before)
 
 
+def test_some_members_are_an_ensemble_of_their_own():
+    """In the order asked for, with copies of their own, each trained as before."""
+    net, (x, y) = contracting(3, 5, GAINS), a_minibatch()
+    some = net.members([2, 0])
+    assert (some.ensemble, some.seeds) == ((2,), (7, 5))
+    rule = replace(RULES["C-EP"], random_sign=True)
+    for trained in (net, some):
+        engine = eqprop.make_engine(trained, rule, 0.1)
+        for _ in range(3):
+            engine.step(x, y)
+    for name, p in some.named_parameters():
+        close(p, net.get_parameter(name)[[2, 0]])
+
+
 @given(cases, st.booleans())
 def test_relaxing_together_is_relaxing_alone(case, in_turn):
     net, (x, _) = case.network(), case.minibatch()

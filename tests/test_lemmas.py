@@ -1,4 +1,5 @@
-"""Oracle: rate and identity. The three lemmas of appendix A, step by step.
+"""Oracle: rate and identity. The three lemmas of appendix A, step by step; and before them the
+updates themselves at finite β and η, against the equations of appendix E written out.
 
 C-EP ↔ EP     Δ^C-EP(β, η, t) − Δ^EP(β, t) is of first order in η    Lemma ep-cep
 EP ↔ RBP      Δ^EP(β, t) + ∇^RBP(t) is of first order in β           Lemma ep-rbp
@@ -98,6 +99,89 @@ def assert_first_order(rates, errors, last_exact):
             atol=ORDER,
             msg=lambda text, name=name, slope=slope: f"{name}, slopes {slope.tolist()}: {text}",
         )
+
+
+def written_out(net, x, y, beta, eta):
+    """C-EP (tied) or C-VF (untied) of a tanh network with one hidden layer, by the paper's
+    equations: −Δ(t) of every layer and parameter, with θ moving by η Δ(t).
+    """
+    tied, real = net.synapses[1].tied, isinstance(net.time, eqprop.RealTime)
+    dt = net.time.dt if real else 1.0
+    theta = {name: p.clone() for name, p in net.named_parameters()}
+    Wx, bx, W, b = (f"synapses.{k}.{field}" for k in (0, 1) for field in ("weight", "bias"))
+
+    def slope(s):
+        return 1 - torch.tanh(s) ** 2 if real else 1.0  # the paper drops it in discrete time
+
+    def rate(s):
+        return torch.tanh(s) if real else s
+
+    def step(s, drive):
+        return (1 - dt) * s + dt * slope(s) * drive if real else torch.tanh(drive)
+
+    def transition(hidden, output):
+        back = theta[W].T if tied else theta["synapses.1.backward_weight"]
+        return (
+            step(hidden, rate(x) @ theta[Wx] + theta[bx] + rate(output) @ back),
+            step(output, rate(hidden) @ theta[W] + theta[b]),
+        )
+
+    hidden, output = (torch.zeros(len(x), n, dtype=torch.float64) for n in net.layer_sizes)
+    for _ in range(T):
+        hidden, output = transition(hidden, output)
+    items = []
+    for _ in range(K):
+        h, o = transition(hidden, output)
+        o = o - beta * dt * (output - y)
+        dh, do = h - hidden, o - output
+        if tied:
+            (rh, ro), (rh_next, ro_next) = map(rate, (hidden, output)), map(rate, (h, o))
+            change = {
+                Wx: rate(x).T @ (rh_next - rh),
+                bx: (rh_next - rh).sum(0),
+                W: rh_next.T @ ro_next - rh.T @ ro,
+                b: (ro_next - ro).sum(0),
+            }
+        else:
+            change = {
+                Wx: rate(x).T @ (slope(hidden) * dh),
+                bx: (slope(hidden) * dh).sum(0),
+                W: rate(hidden).T @ (slope(output) * do),
+                b: (slope(output) * do).sum(0),
+                "synapses.1.backward_weight": rate(output).T @ (slope(hidden) * dh),
+            }
+        change = {name: value / (beta * len(x)) for name, value in change.items()}
+        neurons = {"hidden": dh / (beta * dt), "output": do / (beta * dt)}
+        items.append({name: -value for name, value in {**neurons, **change}.items()})
+        for name, value in change.items():
+            theta[name] = theta[name] + eta * value
+        hidden, output = h, o
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+@pytest.mark.parametrize("beta", [0.4, -0.2])
+@pytest.mark.parametrize("time", [eqprop.Discrete(), eqprop.RealTime(dt=0.4)], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_updates_at_finite_beta_and_eta_are_those_of_the_written_equations(tied, time, beta):
+    net = eqprop.layered(
+        *(3, 4, 2),
+        tied=tied,
+        angle=0.0 if tied else 70.0,
+        time=time,
+        activation="tanh",
+        init="fan_in",
+        seed=1,
+        dtype=torch.float64,
+    )
+    x, y = batch()
+    rule = eqprop.ContinualEP if tied else eqprop.ContinualVF
+    rule = rule(beta=beta, free_steps=T, nudged_steps=K)
+    process = eqprop.time_resolved(net, rule, x, y, learning_rates=0.05)
+    expected = written_out(net, x, y, beta, eta=0.05)
+    assert expected.keys() == {**process.neurons, **process.synapses}.keys()
+    for name, value in {**process.neurons, **process.synapses}.items():
+        # the same sums in another order: eps/β, carried through K steps
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-13)
 
 
 @on_all_models

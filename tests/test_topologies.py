@@ -96,6 +96,17 @@ def input_to_every_layer():
     ]
 
 
+def parallel():
+    """Two synapses between the same two layers, from the input too: their drives add up."""
+    layers = {"hidden": 4, "out": 2}
+    return layers, [
+        Dense("input", "hidden", bias=True),
+        Dense("input", "hidden", bias=True),
+        Dense("hidden", "out"),
+        Dense("out", "hidden", bias=True),
+    ]
+
+
 def mixed():
     """Tied, untied, skip and within, written in no order, and one synapse against the chain."""
     layers = {"h1": 4, "h2": 3, "out": 2}
@@ -108,7 +119,7 @@ def mixed():
     ]
 
 
-TIED = [skip, lateral, within_tied, self_loops_tied, input_to_every_layer]
+TIED = [skip, lateral, within_tied, self_loops_tied, input_to_every_layer, parallel]
 UNTIED = [skip_untied, within_untied, self_loops_untied, mixed]
 DISCRETE = eqprop.Discrete()
 REAL_TIME = eqprop.RealTime(dt=EPSILON)

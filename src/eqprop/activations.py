@@ -13,7 +13,7 @@ Elementwise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Activation:
-    """σ and σ'. Where no derivative is given, forward-mode differentiation supplies it.
+    """σ and σ'. Where no derivative is given, `torch.func.grad` supplies it.
 
     `bounds` are the values between which σ lies, if there are such.
     """
@@ -30,7 +30,7 @@ class Activation:
         """σ'(v)."""
         if self.derivative is not None:
             return self.derivative(v)
-        slope: Tensor = torch.func.jvp(self.value, (v,), (torch.ones_like(v),))[1]
+        slope: Tensor = torch.func.grad(lambda v: self.value(v).sum())(v)
         return slope
 
 

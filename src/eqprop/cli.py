@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from eqprop import data as datasets
 from eqprop.costs import SquaredError
 from eqprop.data import Dataset
+from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS
 from eqprop.runs import figures
 from eqprop.runs import recipe as recipes
@@ -22,7 +24,7 @@ from eqprop.runs.evaluation import Evaluation, evaluate, restore
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import Recipe, UserError
-from eqprop.runs.training import Interrupted, Training
+from eqprop.runs.training import Interrupted, Training, fitting
 from eqprop.seeds import generator
 
 OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
@@ -30,11 +32,13 @@ OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    torch.set_num_threads(options.threads)
     try:
+        if options.threads < 1:
+            raise UserError(f"--threads must be 1 or more, not {options.threads}")
+        torch.set_num_threads(options.threads)
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
-    except (UserError, datasets.DataError) as error:
+    except (UserError, datasets.DataError, NonFinite) as error:
         message = str(error)
     except OSError as error:
         message = f"{error.filename or 'file'}: {error.strerror or error}"
@@ -94,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = add("evaluate", _evaluate, "Test the networks that a run has trained so far.")
     evaluate.add_argument("run", metavar="RUN", help="a run folder")
-    evaluate.add_argument("--split", choices=("test", "train"), default="test")
+    evaluate.add_argument(
+        "--split", choices=("test", "train"), default="test", help="default: test"
+    )
     evaluate.add_argument(
         "--free-steps", type=int, metavar="T", help="relax longer or shorter than in training"
     )
@@ -112,8 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     _device_argument(show)
 
     compare = add("compare", _compare, "Lay runs side by side: a table and a picture.")
-    compare.add_argument("runs", nargs="+", metavar="RUN")
-    compare.add_argument("--out", metavar="FILE", default="comparison.png", help="the picture")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    compare.add_argument(
+        "--out",
+        metavar="FILE",
+        default="comparison.png",
+        help="the picture (default: comparison.png)",
+    )
 
     check_command = add(
         "check",
@@ -155,7 +166,7 @@ def _load_recipe(options: argparse.Namespace, **more: Any) -> Recipe:
 
 
 def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
-    return datasets.load(recipe.data, folder)
+    return fitting(datasets.load(recipe.data, folder), recipe)
 
 
 def _check_device(device: str) -> str:
@@ -188,9 +199,10 @@ def _train(options: argparse.Namespace) -> int:
         angles_every=options.angles_every,
     )
     with folder.locked():
-        folder.prepare(recipe, options.resume)
+        folder.check(recipe, options.resume)  # once more, now that nobody else can change it
         if options.resume:
             training.resume()
+        folder.write_text("recipe.toml", recipe.to_toml())
         progress = Progress(folder, recipe.epochs, training.at.epoch)
         with progress.catching_signals():
             try:
@@ -208,7 +220,7 @@ def _train(options: argparse.Namespace) -> int:
         f"test error {_mean_std(error)} over {error['members']} network(s), "
         f"{summary['epochs']} epochs, {summary['wall_seconds']:.0f} s"
     )
-    print(f"curves: {picture}" if picture else "no curves: matplotlib is not installed")
+    print(picture)
     if summary["frozen"]:
         print(
             f"{len(summary['frozen'])} member(s) became non-finite and were frozen: "
@@ -230,22 +242,22 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
 
 
 def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
-    words = ["eqprop train", str(folder.recipe_file), "--out", str(folder.path), "--resume"]
+    words = ["eqprop", "train", str(folder.recipe_file), "--out", str(folder.path), "--resume"]
     for name, default in (("device", "cpu"), ("engine", "auto"), ("data", None), ("threads", 1)):
         value = getattr(options, name)
         if value != default:
             words += [f"--{name}", str(value)]
     if options.angles_every:
         words += ["--angles-every", str(options.angles_every)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
-def _drawn(draw: Callable[[], Path]) -> Path | None:
+def _drawn(draw: Callable[[], Path]) -> str:
     """A picture is never worth failing a run for."""
     try:
-        return draw()
-    except UserError:
-        return None
+        return f"curves: {draw()}"
+    except (UserError, OSError) as error:
+        return f"no curves: {error}"
 
 
 def _mean_std(statistics: dict[str, Any]) -> str:
@@ -255,20 +267,22 @@ def _mean_std(statistics: dict[str, Any]) -> str:
     return f"{statistics['mean']:.2f}{spread} %"
 
 
-def _evaluated(options: argparse.Namespace, split: str) -> tuple[Recipe, list[int], Evaluation]:
+def _evaluated(
+    options: argparse.Namespace, split: str, free_steps: int | None = None
+) -> tuple[Recipe, list[int], Evaluation]:
     folder = RunFolder.existing(options.run)
     recipe, net, living = restore(folder)
+    fewest = 2 if recipe.in_turn else 1
+    if free_steps is not None and free_steps < fewest:
+        raise UserError(f"--free-steps must be {fewest} or more, not {free_steps}")
     data = _load_data(recipe, options.data).to(_check_device(options.device))
     net = net.to(options.device)
     chosen = data.test if split == "test" else data.train
-    wanted = recipe.test_samples if split == "test" else recipe.train_samples
-    steps = getattr(options, "free_steps", None) or recipe.free_steps
-    chosen = chosen.head(wanted) if wanted else chosen
-    return recipe, living, evaluate(net, recipe, chosen, SquaredError(), steps)
+    return recipe, living, evaluate(net, recipe, chosen, SquaredError(), free_steps)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    recipe, living, result = _evaluated(options, options.split)
+    recipe, living, result = _evaluated(options, options.split, options.free_steps)
     members = recipe.members()
     for i, k in enumerate(living):
         member = members[k]
@@ -360,7 +374,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    recipe = _load_recipe(options, seeds=options.seeds or 1)
+    recipe = _load_recipe(options, seeds=1 if options.seeds is None else options.seeds)
     data = _load_data(recipe, options.data)
     for member in recipe.members():
         order = torch.randperm(len(data.train), generator=generator(member.seed, "check"))

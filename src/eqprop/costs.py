@@ -20,6 +20,10 @@ class SquaredError:
             raise ValueError(
                 f"y has width {y.shape[-1]}, but the output layer has {output.shape[-1]} neurons"
             )
+        if y.shape[-2:] != output.shape[-2:]:
+            raise ValueError(
+                f"y has shape {list(y.shape)}, but the output {list(output.shape[-2:])}"
+            )
         return 0.5 * ((output - y) ** 2).sum(-1)
 
 
@@ -28,10 +32,11 @@ def cost_gradient(cost: Cost, output: Tensor, y: Tensor) -> Tensor:
 
     def summed(output: Tensor) -> Tensor:
         value = cost(output, y)
-        if value.shape != output.shape[:-1]:
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if shape != list(output.shape[:-1]):
             raise ValueError(
-                f"cost must return one value a sample, shape {list(output.shape[:-1])}, "
-                f"not {list(value.shape)}"
+                f"cost must return one value a sample, a tensor {list(output.shape[:-1])}, "
+                f"not {shape}"
             )
         return value.sum()
 

@@ -7,6 +7,7 @@ with ε = 1, or the time step in real time.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from dataclasses import dataclass
 
@@ -88,13 +89,14 @@ def relax(
     groups: tuple[tuple[int, ...] | None, ...] = model.split() if in_turn else (None,)
     if steps < len(groups):
         raise ValueError(f"steps must be {len(groups)} at least with in_turn, not {steps}")
-    held = model.hold(x)
     s = model.initial_state(x) if state is None else state
+    model.check_state(x, s)
+    held = model.hold(x)
     history: deque[State] = deque(maxlen=keep)
     moved: deque[Tensor] = deque(maxlen=len(groups))  # the change of each group's last update
     running = torch.ones(model.ensemble, dtype=torch.bool, device=x.device)
     taken = torch.zeros(model.ensemble, dtype=torch.long, device=x.device)
-    residual = torch.full((*model.ensemble, x.shape[-2]), torch.inf, device=x.device)
+    residual = torch.full((*model.ensemble, x.shape[-2]), torch.inf, dtype=x.dtype, device=x.device)
     for t in range(steps):
         history.append(s)
         s_next = model(x, s, groups[t % len(groups)], held)
@@ -108,7 +110,7 @@ def relax(
         s = s_next
         if len(moved) == len(groups):
             now = torch.stack(tuple(moved)).amax(0)
-            residual = torch.where(running[..., None], now.to(residual), residual)
+            residual = torch.where(running[..., None], now, residual)
             if tolerance is not None:
                 running = running & (residual.amax(-1) > tolerance)
                 if not bool(running.any()):
@@ -122,6 +124,17 @@ def relax(
         tolerance=tolerance,
         history=tuple(history),
     )
+
+
+def warn_unless_settled(free: Relaxation) -> None:
+    """With a tolerance there is a line between settled and not; say so when it is not reached."""
+    if free.tolerance is not None and not free.settled:
+        warnings.warn(
+            f"free phase not settled: residual {free.residual:.2g} > tolerance "
+            f"{free.tolerance:g} after {free.steps} steps; raise free_steps",
+            NotSettled,
+            stacklevel=5,  # whoever called rule.gradients
+        )
 
 
 def _largest_change(s: State, s_next: State) -> Tensor:

@@ -28,7 +28,6 @@ class Model(nn.Module, ABC):
     input_size: int | None  # None: any width
     ensemble: tuple[int, ...]
     seeds: tuple[int, ...]  # one a member
-    dtype: torch.dtype
     nudge_scale: float  # ε of the nudge: s' = F − β ε ∂ℓ/∂s
 
     @abstractmethod
@@ -56,6 +55,10 @@ class Model(nn.Module, ABC):
     def split(self) -> tuple[tuple[int, ...], ...]:
         """Two groups of layers that see only each other. An error where there is no such split."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
     def initial_state(self, x: Tensor) -> State:
         """s_0 = 0, as in all algorithms of the paper."""
         return tuple(
@@ -72,6 +75,19 @@ class Model(nn.Module, ABC):
             raise ValueError(
                 f"x has width {x.shape[-1]}, but the network has {self.input_size} inputs"
             )
+
+    def check_state(self, x: Tensor, s: State) -> None:
+        n = len(self.layer_names)
+        if not isinstance(s, tuple) or len(s) != n:
+            found = f"{len(s)} of them" if isinstance(s, tuple) else type(s).__name__
+            raise ValueError(f"state must be a tuple of {n} tensors, one a layer, not {found}")
+        for name, size, layer in zip(self.layer_names, self.layer_sizes, s, strict=True):
+            expected = [*self.ensemble, x.shape[-2], size]
+            if list(layer.shape) != expected or layer.dtype != self.dtype:
+                raise ValueError(
+                    f"state of {name!r} is {list(layer.shape)} of {layer.dtype}, "
+                    f"but must be {expected} of {self.dtype}"
+                )
 
     def check_target(self, x: Tensor, y: Tensor) -> None:
         if not isinstance(y, Tensor):
@@ -103,7 +119,7 @@ def _check_batch(name: str, value: Tensor, model: Model) -> None:
 
 
 def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:
-    shape = (ensemble,) if isinstance(ensemble, int) else tuple(ensemble)
+    shape = tuple(ensemble) if isinstance(ensemble, Sequence) else (ensemble,)
     if not all(isinstance(n, int) and n > 0 for n in shape):
         raise ValueError(f"ensemble must hold positive integers, not {ensemble!r}")
     return shape

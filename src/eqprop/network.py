@@ -81,7 +81,6 @@ class Network(Model):
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(f"dtype must be a floating-point type of torch, not {dtype!r}")
         self.time = time
-        self.dtype = dtype
         self.ensemble = check_ensemble(ensemble)
         self.seeds = member_seeds(seed, self.ensemble)
         self.layer_names = tuple(layer.name for layer in self.layers)
@@ -90,10 +89,12 @@ class Network(Model):
         self.nudge_scale = time.epsilon
         self._input_sigma = as_activation(self.input.activation)
         self._sigmas = tuple(as_activation(layer.activation) for layer in self.layers)
-        self._ends = self._connect(synapses)
+        self._ends = self._connect(synapses, dtype)
         self.synapses = nn.ModuleList(synapses)  # type: ignore[assignment]
 
-    def _connect(self, synapses: Sequence[Synapses]) -> tuple[tuple[int | None, int], ...]:
+    def _connect(
+        self, synapses: Sequence[Synapses], dtype: torch.dtype
+    ) -> tuple[tuple[int | None, int], ...]:
         """Build the synapses; return the layers (pre, post) of each, None for the input."""
         index = {name: i for i, name in enumerate(self.layer_names)}
         if len(index) != len(self.layers):
@@ -101,6 +102,8 @@ class Network(Model):
         sizes = {INPUT: self.input.size, **{layer.name: layer.size for layer in self.layers}}
         ends: list[tuple[int | None, int]] = []
         for k, synapse in enumerate(synapses):
+            if not isinstance(synapse, Synapses):
+                raise ValueError(f"synapses must be Dense(...), not {type(synapse).__name__}")
             for end in (synapse.pre, synapse.post):
                 if end not in sizes:
                     raise ValueError(
@@ -112,7 +115,7 @@ class Network(Model):
                 self.ensemble,
                 self.seeds,
                 f"synapse {k}",
-                self.dtype,
+                dtype,
             )
         for i, name in enumerate(self.layer_names):
             if not any(i in end for end in ends):

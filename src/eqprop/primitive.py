@@ -42,12 +42,14 @@ class _UserModel(Model):
         self.layer_names, self.layer_sizes = tuple(layers), tuple(layers.values())
         self.input_size = inputs
         self.nudge_scale = 1.0
-        self.dtype = next(iter(parameters.values())).dtype
         for name, size in layers.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"layer {name!r}: size must be a positive integer, not {size!r}")
+        first = next(iter(parameters.values()))
         for name, value in parameters.items():
-            if value.dtype != self.dtype or not value.is_floating_point():
+            if not isinstance(value, Tensor):
+                raise ValueError(f"parameter {name!r} must be a tensor, not {type(value).__name__}")
+            if value.dtype != first.dtype or not value.is_floating_point():
                 raise ValueError(
                     f"parameter {name!r} is {value.dtype}: all must share one floating-point type"
                 )
@@ -101,15 +103,24 @@ class Primitive(_UserModel):
 
     def phi(self, x: Tensor, s: State) -> Tensor:
         """Φ(x, s, θ), a value a sample."""
-        return self._phi(x, s, dict(self.named_parameters()))
+        return self._checked(x, s, dict(self.named_parameters()))
+
+    def _checked(self, x: Tensor, s: State, theta: Parameters) -> Tensor:
+        value = self._phi(x, s, theta)
+        if value.shape != s[-1].shape[:-1]:
+            raise ValueError(
+                f"phi must return one value a sample, shape {list(s[-1].shape[:-1])}, "
+                f"not {list(value.shape)}"
+            )
+        return value
 
     def transition(self, x: Tensor, s: State, theta: Parameters) -> State:
-        f: State = torch.func.grad(lambda s: self._phi(x, s, theta).sum())(s)
+        f: State = torch.func.grad(lambda s: self._checked(x, s, theta).sum())(s)
         return f
 
     def phi_gradient(self, x: Tensor, s: State) -> Gradients:
         theta = {name: p.detach() for name, p in self.named_parameters()}
-        summed: Gradients = torch.func.grad(lambda theta: self._phi(x, s, theta).sum())(theta)
+        summed: Gradients = torch.func.grad(lambda theta: self._checked(x, s, theta).sum())(theta)
         return mean_over_batch(summed, s[-1].shape[-2])
 
 
@@ -133,7 +144,9 @@ class VectorField(_UserModel):
         self._f = f
 
     def transition(self, x: Tensor, s: State, theta: Parameters) -> State:
-        return self._f(x, s, theta)
+        s_next = self._f(x, s, theta)
+        self.check_state(x, s_next)
+        return s_next
 
     def phi_gradient(self, x: Tensor, s: State) -> Gradients:
         raise ValueError("a VectorField has no primitive function Φ: use VF or ContinualVF")

@@ -24,7 +24,9 @@ def member_seeds(seed: int | Sequence[int], ensemble: tuple[int, ...]) -> tuple[
     members = math.prod(ensemble)
     if isinstance(seed, int):
         return tuple(range(seed, seed + members))
-    seeds = tuple(int(s) for s in seed)
+    if not isinstance(seed, Sequence) or not all(isinstance(s, int) for s in seed):
+        raise ValueError(f"seed must be an integer, or one for each member, not {seed!r}")
+    seeds = tuple(seed)
     if len(seeds) != members:
         raise ValueError(f"seed has {len(seeds)} entries, but the ensemble has {members} member(s)")
     return seeds

@@ -30,6 +30,8 @@ def make_engine(
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
+    if not isinstance(rule, Rule):
+        raise ValueError(f"rule must be a learning rule such as EP(...), not {rule!r}")
     return ReferenceEngine(model, rule, resolve_rates(model, learning_rates, frozen), cost)
 
 

@@ -57,6 +57,8 @@ def resolve_rates(
         if name not in names:
             raise ValueError(f"frozen: there is no parameter {name!r} among {', '.join(names)}")
     rates: dict[str, float | Tensor]
+    if not given and not isinstance(given, (int, float)):
+        raise ValueError(f"learning_rates must not be empty: {given!r}")
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in names]
         if unknown:
@@ -79,6 +81,8 @@ def resolve_rates(
             )
         rates = {name: given[int(name.split(".")[1])] for name in names}
     for name, rate in rates.items():
+        if not isinstance(rate, (int, float, Tensor)):
+            raise ValueError(f"learning_rates: {name} must be a number, not {rate!r}")
         value = torch.as_tensor(rate)
         if not bool((torch.isfinite(value) & (value > 0)).all()):
             raise ValueError(

@@ -13,10 +13,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from eqprop.costs import Cost
-from eqprop.dynamics import NotSettled, check_steps, check_tolerance, relax
+from eqprop.dynamics import (
+    NotSettled,
+    check_steps,
+    check_tolerance,
+    relax,
+    warn_unless_settled,
+)
 from eqprop.model import Gradients, Model, vjp
 from eqprop.rules.bptt import loss_gradient
 from eqprop.rules.rule import Rule, Step, Trial, total
@@ -46,23 +53,25 @@ class RBP(Rule):
 
     def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
         free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
+        warn_unless_settled(free)
         return Trial(model, x, y, cost, 0.0, free)
 
     def resolved(self, trial: Trial) -> Iterator[Step]:
         nabla_s = loss_gradient(trial)  # Eq. (rbp-init)
-        left = 0.0
         for _ in range(self.horizon):
             later, nabla_theta = vjp(trial.model, trial.x, trial.free.state, nabla_s)
             yield Step(nabla_s, nabla_theta)  # Eq. (rbp-param)
             nabla_s = later  # Eq. (rbp-state)
             if self.tolerance is not None:
-                left = max(float(layer.abs().max()) for layer in nabla_s)
-                if left <= self.tolerance:
+                left = torch.stack([layer.abs().amax((-2, -1)) for layer in nabla_s]).amax(0)
+                going = left > self.tolerance  # a member that is done adds nothing more
+                nabla_s = tuple(layer * going[..., None, None] for layer in nabla_s)
+                if not bool(going.any()):
                     return
         if self.tolerance is not None:
             warnings.warn(
-                f"RBP not settled: ∇_s is still {left:.2g} > tolerance {self.tolerance:g}; "
-                "raise backward_steps",
+                f"RBP not settled: ∇_s is still {float(left.max()):.2g} > tolerance "
+                f"{self.tolerance:g}; raise backward_steps",
                 NotSettled,
                 stacklevel=2,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC
 from dataclasses import dataclass
 
@@ -10,7 +9,13 @@ import torch
 from torch import Tensor
 
 from eqprop.costs import Cost
-from eqprop.dynamics import NotSettled, check_steps, check_tolerance, nudged_step, relax
+from eqprop.dynamics import (
+    check_steps,
+    check_tolerance,
+    nudged_step,
+    relax,
+    warn_unless_settled,
+)
 from eqprop.model import Gradients, Model, State, per_member
 from eqprop.rules.rule import Rule, Trial
 
@@ -31,6 +36,8 @@ class TwoPhase(Rule, ABC):
     random_sign: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.beta, (int, float, Tensor)):
+            raise ValueError(f"beta must be a number or a tensor, not {self.beta!r}")
         beta = torch.as_tensor(self.beta)
         if not bool((torch.isfinite(beta) & (beta != 0)).all()):
             raise ValueError(f"beta must be finite and not 0 (no second phase), not {self.beta}")
@@ -45,13 +52,7 @@ class TwoPhase(Rule, ABC):
     def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
         beta = self._signed_beta(model, sign)
         free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
-        if self.tolerance is not None and not free.settled:
-            warnings.warn(
-                f"free phase not settled: residual {free.residual:.2g} > tolerance "
-                f"{self.tolerance:g} after {free.steps} steps; raise free_steps",
-                NotSettled,
-                stacklevel=4,
-            )
+        warn_unless_settled(free)
         return Trial(model, x, y, cost, beta, free)
 
     def _signed_beta(self, model: Model, sign: Tensor | None) -> float | Tensor:
@@ -61,8 +62,15 @@ class TwoPhase(Rule, ABC):
                 f"beta has shape {list(beta.shape)}, but the ensemble is {list(model.ensemble)}"
             )
         if sign is None and self.random_sign:
-            sign = 2.0 * torch.randint(0, 2, model.ensemble) - 1
-        return beta if sign is None else beta * sign
+            sign = 2 * torch.randint(0, 2, model.ensemble) - 1
+        if sign is None:
+            return beta
+        if tuple(sign.shape) != model.ensemble or not bool((sign.abs() == 1).all()):
+            raise ValueError(
+                f"sign must be +1 or -1 for each member, shape {list(model.ensemble)}, "
+                f"not {sign.tolist()}"
+            )
+        return beta * sign.double()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,11 @@ from torch import Tensor
 from eqprop.analysis import GddReport, angle, gddcheck, total_update
 from eqprop.costs import Cost, SquaredError
 from eqprop.dynamics import NonFinite
+from eqprop.engines import resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
-from eqprop.runs.recipe import Member, Recipe
+from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.synapses import Dense
 
 SMALL_BETA = 1e-4
@@ -91,7 +92,9 @@ class Check:
             lines += ["", f"η at which moving weights turn a synapse's update by {TURN:g}°"]
             rates = self.member.learning_rates
             for name, eta, leaves in zip(names, rates, self.leaving, strict=True):
-                verdict = f"{leaves:.2g}, {leaves / eta:.2g} times" if leaves else "far above"
+                verdict = (
+                    "far above" if leaves is None else f"{leaves:.2g}, {leaves / eta:.2g} times"
+                )
                 lines.append(f"  {name}: {verdict} the recipe's {eta:g}")
         lines.append("")
         if self.warning:
@@ -112,13 +115,19 @@ def check(
     cost: Cost = SquaredError(),  # noqa: B008 (frozen)
 ) -> Check:
     """Check one member of the recipe on one minibatch, in float64."""
+    if recipe.nudged_steps > recipe.free_steps:
+        raise UserError(
+            f"{recipe.name}: nudged_steps ({recipe.nudged_steps}) must not exceed free_steps "
+            f"({recipe.free_steps}) for a comparison with BPTT"
+        )
     net = recipe.network([member], torch.float64)
     continual = recipe.rule.startswith("continual")
     bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
 
-    def rates(factor: float) -> list[Tensor] | None:
+    def rates(factor: float) -> dict[str, float | Tensor] | None:
         """The recipe's learning rates times a factor; 0 holds the weights still."""
-        return [rate * factor for rate in recipe.rates([member])] if factor else None
+        scaled = [rate * factor for rate in recipe.rates([member])]
+        return resolve_rates(net, scaled, recipe.frozen) if factor else None
 
     def angles(net: Network, beta: float | None, factor: float) -> Angles:
         rule = recipe.learning_rule([replace(member, beta=beta)])
@@ -180,8 +189,6 @@ def _leaving(moved: Callable[[float], Angles], k: int) -> float | None:
             return None
     while turned(2.0 ** (exponent - 1)):
         exponent -= 1
-        if exponent < -30:
-            return 0.0
     low, high = 2.0 ** (exponent - 1), 2.0**exponent
     for _ in range(4):
         middle = math.sqrt(low * high)

@@ -100,7 +100,8 @@ def weights(net: Network) -> dict[str, Any]:
 
 def restore(folder: RunFolder) -> tuple[Recipe, Network, list[int]]:
     """A run's recipe, its networks as last saved, and which members they are."""
-    recipe, saved = folder.recipe(), folder.load_checkpoint()
+    recipe = folder.recipe()
+    saved = folder.load_checkpoint(recipe)
     if saved is None:
         raise UserError(f"{folder.path}: nothing is saved yet: let it train for an epoch")
     living = list(saved["living"])

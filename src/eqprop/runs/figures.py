@@ -67,6 +67,15 @@ def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str,
     )
 
 
+def _error_axis(axis: Any, label: str) -> None:
+    axis.set(xlabel="epoch", ylabel=label)
+    axis.grid(alpha=0.3, which="both")
+    if any((line.get_ydata() > 0).any() for line in axis.lines):  # a logarithm needs one
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+
+
 def curves(folder: RunFolder) -> Path:
     """curves.png: train and test error over the epochs."""
     plt = _pyplot()
@@ -80,10 +89,7 @@ def curves(folder: RunFolder) -> Path:
         for key, ls in (("test_error", "-"), ("train_error", "--")):
             text = f"{key[:-6]} error{f', {label}' if label else ''}"
             _band(axis, epochs, series(metrics, key)[:, chosen], f"C{colour}", text, ls)
-    axis.set(xlabel="epoch", ylabel="error (%)", yscale="log")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.grid(alpha=0.3, which="both")
+    _error_axis(axis, "error (%)")
     n = len(recipe.members())
     axis.set_title(f"{recipe.name}: mean ± standard deviation, {n} network{'s' * (n > 1)}")
     axis.legend(frameon=False)
@@ -143,6 +149,8 @@ def confusion(folder: RunFolder, table: Tensor) -> Path:
 def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
     """Test error over the epochs, one line a run."""
     plt = _pyplot()
+    if not any(folder.metrics() for folder in folders):
+        raise UserError("no run has a complete epoch yet, so there is nothing to draw")
     figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
     for colour, folder in enumerate(folders):
         metrics = folder.metrics()
@@ -150,15 +158,16 @@ def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
             epochs = [record["epoch"] for record in metrics]
             values = series(metrics, "test_error")
             _band(axis, epochs, values, f"C{colour}", folder.path.name, "-")
-    axis.set(xlabel="epoch", ylabel="test error (%)", yscale="log")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.grid(alpha=0.3, which="both")
+    _error_axis(axis, "test error (%)")
     axis.legend(frameon=False)
     return _save(plt, figure, file)
 
 
 def _save(plt: Any, figure: Any, file: Path) -> Path:
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    try:
+        figure.savefig(file, dpi=120)
+    except ValueError as error:  # a file type that matplotlib does not know
+        raise UserError(f"{file}: {error}") from None
+    finally:
+        plt.close(figure)
     return file

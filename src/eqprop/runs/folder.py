@@ -57,7 +57,10 @@ class RunFolder:
         file = self.path / "summary.json"
         if not file.is_file():
             return None
-        loaded: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        try:
+            loaded: dict[str, Any] = json.loads(file.read_bytes())
+        except ValueError:
+            raise UserError(f"{file}: damaged; resume the run to mend it") from None
         return loaded
 
     @contextmanager
@@ -102,11 +105,6 @@ class RunFolder:
         elif resume:
             raise UserError(f"{self.path}: there is no run to resume: leave out --resume")
 
-    def prepare(self, recipe: Recipe, resume: bool) -> None:
-        """Check once more, now that the folder is locked, and write the recipe."""
-        self.check(recipe, resume)
-        self.write_text("recipe.toml", recipe.to_toml())
-
     def write_text(self, name: str, text: str) -> None:
         _write_atomically(self.path / name, text.encode())
 
@@ -114,27 +112,24 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def append_line(self, name: str, value: dict[str, Any]) -> None:
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _write(self.path / name, f"{json.dumps(value)}\n".encode(), "ab")
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         file = self.path / name
         if not file.is_file():
             return []
         try:
-            return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-        except json.JSONDecodeError:
+            return [json.loads(line) for line in file.read_bytes().splitlines()]
+        except ValueError:
             raise UserError(f"{file}: damaged; resume the run to mend it") from None
 
     def keep_lines(self, name: str, key: str, limit: int) -> None:
         """Drop what was written after the checkpoint that a run goes on from."""
         file = self.path / name
         if file.is_file():
-            lines = file.read_text("utf-8").splitlines()
+            lines = file.read_bytes().splitlines()
             kept = [line for line in lines if _number(line, key) <= limit]
-            self.write_text(name, "".join(f"{line}\n" for line in kept))
+            _write_atomically(file, b"".join(line + b"\n" for line in kept))
 
     def save_checkpoint(self, content: dict[str, Any]) -> None:
         self.checkpoints.mkdir(exist_ok=True)
@@ -144,18 +139,26 @@ class RunFolder:
         header = {"format": CHECKPOINT_FORMAT, "sha256": hashlib.sha256(body).hexdigest()}
         last, previous = self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"
         new = self.checkpoints / "new.ckpt"
-        _write(new, json.dumps(header).encode() + b"\n" + body)
+        _write_atomically(new, json.dumps(header).encode() + b"\n" + body)
         if last.is_file():
             os.replace(last, previous)
         os.replace(new, last)
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint; None if the run has none yet."""
-        last, previous = self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"
-        if last.is_file():
-            return self._read_checkpoint(last)
-        if previous.is_file():  # the machine stopped between two renames
-            return self._read_checkpoint(previous)
+    def load_checkpoint(self, recipe: Recipe) -> dict[str, Any] | None:
+        """The last checkpoint, which must be one of this recipe; None if the run has none yet."""
+        # last.ckpt alone is missing if the machine stopped between two renames.
+        for file in (self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"):
+            if file.is_file():
+                saved = self._read_checkpoint(file)
+                differing = recipes.from_toml(saved["recipe"].encode(), str(file)).differences(
+                    recipe
+                )
+                if differing:
+                    raise UserError(
+                        f"{file}: was saved with another recipe (it differs in "
+                        f"{', '.join(differing)}): put back {self.recipe_file} as it was"
+                    )
+                return saved
         return None
 
     def _read_checkpoint(self, file: Path) -> dict[str, Any]:
@@ -179,7 +182,7 @@ class RunFolder:
         return content
 
 
-def _number(line: str, key: str) -> float:
+def _number(line: bytes, key: str) -> float:
     """A half-written line counts as later than any other."""
     try:
         return float(json.loads(line)[key])
@@ -187,19 +190,21 @@ def _number(line: str, key: str) -> float:
         return float("inf")
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Write a new file to the disk, or leave none."""
+def _write(file: Path, content: bytes, mode: str = "wb") -> None:
+    """Write to the disk; a failure names the file, which a full disk does not."""
     try:
-        with open(file, "wb") as handle:
+        with open(file, mode) as handle:
             handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())
-    except OSError:
-        file.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
 
 
 def _write_atomically(file: Path, content: bytes) -> None:
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    _write(unfinished, content)
-    os.replace(unfinished, file)
+    try:
+        _write(unfinished, content)
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)

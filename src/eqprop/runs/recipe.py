@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from eqprop.engines import resolve_rates
 from eqprop.network import Network, layered
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
 from eqprop.timesteps import Discrete, RealTime
@@ -152,19 +154,23 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe by its name, or from a TOML file, with some fields replaced."""
     path = Path(source)
     if source in names():
-        text = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_text("utf-8")
-        default_name = source
+        content = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_bytes()
     elif path.suffix == ".toml" and path.is_file():
-        text, default_name = path.read_text("utf-8"), path.stem
+        content = path.read_bytes()
     else:
         close = difflib.get_close_matches(source, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else "see `eqprop recipes`"
         raise UserError(f"recipe {source!r} is neither a known name nor a .toml file: {hint}")
+    return from_toml(content, source, overrides)
+
+
+def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        given = tomllib.loads(content.decode())
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
         raise UserError(f"{source}: not valid TOML: {error}") from None
-    return parse({"name": default_name, "description": "", **given, **(overrides or {})}, source)
+    name = Path(source).name.removesuffix(".toml")
+    return parse({"name": name, "description": "", **given, **(overrides or {})}, source)
 
 
 def parse(given: Mapping[str, Any], source: str) -> Recipe:
@@ -200,6 +206,8 @@ def _exactly(*types: type) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
         return types[0](value)
 
     return convert
@@ -236,6 +244,10 @@ def _check(source: str, recipe: Recipe) -> None:
         value = getattr(recipe, key)
         if value is not None and value < 1:
             raise UserError(f"{source}: {key} must be 1 or more, not {value}")
+    if len(recipe.layers) < 2:
+        raise UserError(f"{source}: layers must name an input and an output, not {recipe.layers}")
+    if recipe.in_turn and recipe.free_steps < 2:
+        raise UserError(f"{source}: free_steps must be 2 or more with in_turn")
     gradient_rule = recipe.rule in ("bptt", "rbp")
     if recipe.beta is None and not gradient_rule:
         raise UserError(f"{source}: rule {recipe.rule} needs beta")
@@ -248,16 +260,16 @@ def _check(source: str, recipe: Recipe) -> None:
     members = recipe.members()
     try:  # the core checks the rest; its errors name the field
         for member in members:
+            if member.beta == 0:
+                raise ValueError("beta must not be 0: there would be no second phase")
             if len(member.learning_rates) != len(recipe.layers) - 1:
                 raise ValueError(
                     f"learning_rates needs {len(recipe.layers) - 1} entries, input to output, "
                     f"not {len(member.learning_rates)}"
                 )
-            if not all(rate > 0 for rate in member.learning_rates):
-                raise ValueError(f"learning_rates must be positive: {member.learning_rates}")
         recipe.learning_rule(members)
         small = replace(recipe, layers=tuple(min(n, 2) for n in recipe.layers))
-        small.network(members)
+        resolve_rates(small.network(members), recipe.rates(members), recipe.frozen)
     except ValueError as error:
         raise UserError(f"{source}: {error}") from None
 
@@ -270,10 +282,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     key = key.strip()
     if ";" in value:
         return key, [[_scalar(v) for v in part.split(",")] for part in value.split(";")]
-    if "," in value:
-        return key, [_scalar(v) for v in value.strip("[]").split(",") if v.strip()]
-    listed = key in ("layers", "learning_rates", "frozen")
-    return key, [_scalar(value.strip("[]"))] if listed else _scalar(value)
+    if "," in value or key in ("layers", "learning_rates", "frozen"):
+        return key, [_scalar(v) for v in value.strip("[] ").split(",") if v.strip()]
+    return key, _scalar(value)
 
 
 def _scalar(text: str) -> Any:

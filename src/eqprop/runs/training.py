@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,8 +19,8 @@ from torch import Tensor
 from eqprop.analysis import angle, total_update
 from eqprop.costs import Cost, SquaredError
 from eqprop.data import Dataset
-from eqprop.dynamics import NonFinite
-from eqprop.engines import ReferenceEngine, make_engine
+from eqprop.dynamics import NonFinite, NotSettled
+from eqprop.engines import ReferenceEngine, make_engine, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
@@ -77,17 +78,12 @@ class Training:
         self.recipe, self.folder = recipe, folder
         self.device, self.engine_kind, self.cost = device, engine, cost
         self.angles_every = angles_every
-        self.data = _subset(data, recipe).to(device)
-        if math.prod(data.image_shape) != recipe.layers[0]:
+        if angles_every and recipe.nudged_steps > recipe.free_steps:
             raise UserError(
-                f"layers: the first must be {math.prod(data.image_shape)}, the pixels of "
-                f"{data.name}, not {recipe.layers[0]}"
+                f"nudged_steps ({recipe.nudged_steps}) must not exceed free_steps "
+                f"({recipe.free_steps}) if angles are to be recorded"
             )
-        if data.train.classes != recipe.layers[-1]:
-            raise UserError(
-                f"layers: the last must be {data.train.classes}, the classes of {data.name}, "
-                f"not {recipe.layers[-1]}"
-            )
+        self.data = fitting(data, recipe).to(device)
         self.members = recipe.members()
         self.living = list(range(len(self.members)))
         self.frozen: list[dict[str, Any]] = []
@@ -120,7 +116,7 @@ class Training:
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        saved = self.folder.load_checkpoint()
+        saved = self.folder.load_checkpoint(self.recipe)
         if saved is None:
             self.folder.keep_lines("metrics.jsonl", "epoch", 0)
             self.folder.keep_lines("angles.jsonl", "minibatch", -1)
@@ -147,7 +143,9 @@ class Training:
         started = time.perf_counter() - self.at.seconds
         while self.at.epoch < self.recipe.epochs and self.living:
             for index, sign in self._epoch_plan():
-                self._minibatch(index, sign)
+                with warnings.catch_warnings():  # metrics.jsonl counts what does not settle
+                    warnings.simplefilter("ignore", NotSettled)
+                    self._minibatch(index, sign)
                 self.at.seconds = time.perf_counter() - started
                 if self.watcher.stop_requested:
                     self._save()
@@ -201,14 +199,17 @@ class Training:
             x, y = self.data.train.batch(index[self.living], self.net.dtype)
             living_sign = None if sign is None else sign[self.living]
             try:
-                if self.angles_every and done % self.angles_every == 0:
-                    self._record_angles(x, y, done)
+                measured = self.angles_every and done % self.angles_every == 0
+                angles = self._angles(x, y, done) if measured else None
                 output = self.engine.step(x, y, living_sign)
                 break
             except NonFinite as failure:
                 self._freeze(failure)
         else:
             return
+        if angles is not None:
+            self.folder.append_line("angles.jsonl", angles)
+            self.watcher.angles(angles)
         labels = self.data.train.labels[index[self.living]].long()
         self.at.wrong[self.living] += (output.argmax(-1) != labels).double().sum(-1)
         self.at.loss[self.living] += self.cost(output, y).double().sum(-1)
@@ -236,18 +237,16 @@ class Training:
             self.net = self.net.members(keep)
             self.engine = self._make_engine()
 
-    def _record_angles(self, x: Tensor, y: Tensor, done: int) -> None:
+    def _angles(self, x: Tensor, y: Tensor, done: int) -> dict[str, Any]:
         members = self._living_members()
         ours, exact = update_and_gradient(self.net, self.recipe, members, x, y, self.cost)
         E = self.net.ensemble
-        record = {
+        return {
             "epoch": self.at.epoch + 1,
             "minibatch": done,
             "angle": self._spread(angle(ours, exact, E)),
             "synapses": {name: self._spread(angle(ours[name], exact[name], E)) for name in ours},
         }
-        self.folder.append_line("angles.jsonl", record)
-        self.watcher.angles(record)
 
     def _spread(self, values: Tensor | list[float]) -> list[float | None]:
         """Values of the living at their places among all members, None for the frozen."""
@@ -256,26 +255,35 @@ class Training:
         return [by_member.get(i) for i in range(len(self.members))]
 
     def _finish_epoch(self) -> None:
-        n = len(self.data.train)
+        n, tested = len(self.data.train), self._tested()
         record: dict[str, Any] = {"epoch": self.at.epoch + 1}
         record["train_error"] = self._spread(100 * self.at.wrong[self.living] / n)
         record["train_loss"] = self._spread(self.at.loss[self.living] / n)
-        if self.living:
-            test = evaluate(self.net, self.recipe, self.data.test, self.cost).record()
-            for key, value in {**test, **weights(self.net)}.items():
-                record[key] = (
-                    {name: self._spread(v) for name, v in value.items()}
-                    if isinstance(value, dict)
-                    else self._spread(value)
-                )
+        for key, value in tested.items():
+            record[key] = (
+                {name: self._spread(v) for name, v in value.items()}
+                if isinstance(value, dict)
+                else self._spread(value)
+            )
         self.folder.append_line("metrics.jsonl", record)
         seconds, epoch = self.at.seconds, self.at.epoch + 1
         self.at = self._fresh_position()
         self.at.epoch, self.at.seconds = epoch, seconds
 
+    def _tested(self) -> dict[str, Any]:
+        """Test error and health of the living. A member that fails here is frozen, too."""
+        while self.living:
+            try:
+                test = evaluate(self.net, self.recipe, self.data.test, self.cost)
+                return {**test.record(), **weights(self.net)}
+            except NonFinite as failure:
+                self._freeze(failure)
+        return {}
+
     def _save(self) -> None:
         self.folder.save_checkpoint(
             {
+                "recipe": self.recipe.to_toml(),
                 "epoch": self.at.epoch,
                 "minibatch": self.at.minibatch,
                 "wrong": self.at.wrong.cpu(),
@@ -332,14 +340,24 @@ def update_and_gradient(
     """The total update of the recipe's rule, weights moving as in training, and BPTT's gradient."""
     moving = None
     if recipe.rule.startswith("continual"):
-        moving = [rate * (recipe.rescale or 1.0) for rate in recipe.rates(members)]
+        rates = [rate * (recipe.rescale or 1.0) for rate in recipe.rates(members)]
+        moving = resolve_rates(net, rates, recipe.frozen)
     ours = total_update(net, recipe.learning_rule(members), x, y, cost, learning_rates=moving)
     bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
     return ours, total_update(net, bptt, x, y, cost)
 
 
-def _subset(data: Dataset, recipe: Recipe) -> Dataset:
+def fitting(data: Dataset, recipe: Recipe) -> Dataset:
+    """The samples that a recipe asks for, of a data set that fits its layers."""
     train, test = data.train, data.test
+    for which, there, wanted, what in (
+        ("first", recipe.layers[0], math.prod(data.image_shape), "pixels"),
+        ("last", recipe.layers[-1], train.classes, "classes"),
+    ):
+        if there != wanted:
+            raise UserError(
+                f"layers: the {which} must be {wanted}, the {what} of {data.name}, not {there}"
+            )
     for name, split in (("train_samples", train), ("test_samples", test)):
         wanted = getattr(recipe, name)
         if wanted is not None and wanted > len(split):

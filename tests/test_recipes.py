@@ -1,0 +1,362 @@
+"""Recipes: the shipped ones are the paper's, and a wrong one is refused in one line.
+
+Oracle: the tables of the paper, written out here.
+"""
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eqprop import BPTT, EP, RBP, VF, ContinualEP, ContinualVF
+from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
+
+# Table table-hyp-training of the paper: T, K, β, random β, epochs, learning rates input → output.
+TABLE = {
+    "ep-1h": (30, 10, 0.1, False, 30, (0.08, 0.04)),
+    "ep-2h": (100, 20, 0.5, False, 50, (0.2, 0.05, 0.005)),
+    "c-ep-1h-fixed-beta": (40, 15, 0.2, False, 100, (0.0056, 0.0028)),
+    "c-ep-1h": (40, 15, 0.2, True, 100, (0.0056, 0.0028)),
+    "c-ep-2h": (100, 20, 0.5, False, 150, (0.01, 0.0018, 0.00018)),
+    "c-vf-1h": (40, 15, 0.2, True, 100, (0.0076, 0.0038)),
+    "c-vf-2h": (100, 20, 0.35, True, 150, (0.009, 0.0016, 0.00016)),
+}
+# Appendix "Why C-EP does not perform as well as standard EP?": T, K and β are its own, the rest
+# is EP's, to which it claims to be equal.
+RESCALED = {
+    "rescaled-c-ep-1h": (30, 10, 0.1, False, 30, (0.08, 0.04)),
+    "rescaled-c-ep-2h": (100, 20, 0.5, False, 50, (0.2, 0.05, 0.005)),
+}
+# Not in the paper: the rules to compare with, with the numbers of EP-1h.
+COMPARED = {
+    "vf-1h": (30, 10, 0.1, False, 30, (0.08, 0.04)),
+    "bptt-1h": (30, 10, None, False, 30, (0.08, 0.04)),
+    "rbp-1h": (30, 10, None, False, 30, (0.08, 0.04)),
+}
+EVERY = TABLE | RESCALED | COMPARED
+# The full table of results: test error, its deviation, train error.
+PUBLISHED = {
+    "ep-1h": ("2.00 ± 0.13", "0.20"),
+    "ep-2h": ("1.95 ± 0.10", "0.14"),
+    "c-ep-1h-fixed-beta": ("2.85 ± 0.18", "0.83"),
+    "c-ep-1h": ("2.28 ± 0.16", "0.41"),
+    "c-ep-2h": ("2.44 ± 0.14", "0.31"),
+    "c-vf-1h": ("2.43 ± 0.08", "0.77"),
+    "c-vf-2h": ("2.97 ± 0.19", "1.58"),
+    "rescaled-c-ep-1h": ("2.06 ± 0.13", "0.18 ± 0.01"),
+    "rescaled-c-ep-2h": ("1.89 ± 0.22", "0.02 ± 0.02"),
+}
+RULES = {
+    "ep": EP,
+    "c-ep": ContinualEP,
+    "rescaled-c-ep": ContinualEP,
+    "vf": VF,
+    "c-vf": ContinualVF,
+    "bptt": BPTT,
+    "rbp": RBP,
+}
+
+MINIMAL = """
+layers = [4, 3, 2]
+tied = true
+rule = "ep"
+free_steps = 5
+nudged_steps = 3
+beta = 0.5
+learning_rates = [0.1, 0.2]
+epochs = 2
+"""
+
+
+def text_of(name: str) -> str:
+    return (Path(recipes.__file__).parents[1] / "recipes" / f"{name}.toml").read_text("utf-8")
+
+
+def refused(source: str, overrides: dict[str, object] | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        load(source, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(MINIMAL)
+    return file
+
+
+# What is shipped
+
+
+def test_exactly_these_recipes_are_shipped() -> None:
+    assert names() == sorted(EVERY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_recipe_has_the_hyperparameters_of_the_paper(name: str) -> None:
+    recipe = load(name)
+    T, K, beta, random_sign, epochs, rates = EVERY[name]
+    assert recipe.name == name
+    assert (recipe.free_steps, recipe.nudged_steps) == (T, K)
+    assert recipe.beta == beta
+    assert recipe.random_sign is random_sign
+    assert recipe.epochs == epochs
+    assert recipe.learning_rates == rates
+    assert (recipe.seeds, recipe.batch, recipe.data) == (5, 20, "mnist")
+    assert (recipe.train_samples, recipe.test_samples) == (None, None)
+    assert recipe.rescale == (1e-5 if name in RESCALED else None)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_recipe_has_the_network_and_the_rule_of_its_name(name: str) -> None:
+    recipe = load(name)
+    kind, hidden = name.removesuffix("-fixed-beta").rsplit("-", 1)
+    assert recipe.layers == (784, *[512] * int(hidden[0]), 10)
+    assert recipe.tied is ("vf" not in kind)
+    assert (recipe.time, recipe.activation) == ("discrete", "sigmoid")
+    rule = recipe.learning_rule(recipe.members())
+    assert type(rule) is RULES[kind]
+    assert (rule.free_steps, rule.horizon) == (recipe.free_steps, recipe.nudged_steps)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_recipe_file_names_its_command_and_the_published_error(name: str) -> None:
+    head = text_of(name).partition("\ndescription")[0]
+    assert f"# Run it: eqprop train {name}" in head.splitlines()
+    if name in PUBLISHED:
+        test, train = PUBLISHED[name]
+        assert f"test error {test} %, train {train} %" in head
+    else:
+        assert "not in the paper" in head
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_recipe_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
+    recipe = load(name)
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    assert load(str(tmp_path / "recipe.toml")) == recipe
+
+
+@given(
+    rates=st.lists(
+        st.lists(st.floats(1e-30, 1e30), min_size=2, max_size=2), min_size=1, max_size=3
+    ),
+    betas=st.lists(st.floats(-1e3, 1e3).filter(bool), min_size=1, max_size=3),
+    angles=st.lists(st.floats(0, 180), min_size=1, max_size=3),
+)
+def test_any_sweep_survives_being_written_and_read(
+    rates: list[list[float]], betas: list[float], angles: list[float]
+) -> None:
+    overrides = {"learning_rates": rates, "beta": betas, "angle": angles}
+    recipe = load("c-vf-1h", overrides)
+    again = recipes.from_toml(recipe.to_toml().encode(), "again")
+    assert again == recipe
+    assert again.members() == recipe.members()
+
+
+def test_a_recipe_of_the_users_own_is_named_after_its_file(minimal: Path) -> None:
+    recipe = load(str(minimal), {"beta": 0.25})
+    assert (recipe.name, recipe.beta, recipe.layers) == ("mine", 0.25, (4, 3, 2))
+
+
+# Sweeps
+
+
+def test_sweeps_make_every_combination_with_seeds_fastest() -> None:
+    recipe = load(
+        "c-vf-1h",
+        dict(
+            map(
+                parse_override,
+                ("angle=0,90", "beta=0.1,0.2", "learning_rates=0.1,0.2;0.3,0.4", "seed=7"),
+            )
+        )
+        | {"seeds": 3},
+    )
+    expected = [
+        Member(seed, beta, angle, rates)
+        for rates in ((0.1, 0.2), (0.3, 0.4))
+        for beta in (0.1, 0.2)
+        for angle in (0.0, 90.0)
+        for seed in (7, 8, 9)
+    ]
+    assert list(recipe.members()) == expected
+
+
+def test_each_member_of_a_sweep_gets_its_own_beta_and_rates() -> None:
+    recipe = load("ep-1h", {"beta": [0.1, 0.3], "learning_rates": [[1, 2], [3, 4]], "seeds": 1})
+    members = recipe.members()
+    rule = recipe.learning_rule(members)
+    assert rule.beta.tolist() == [0.1, 0.3, 0.1, 0.3]
+    first, second = recipe.rates(members)
+    assert (first.tolist(), second.tolist()) == ([1, 1, 3, 3], [2, 2, 4, 4])
+
+
+def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
+    recipe = load("c-vf-1h", {"angle": [0, 60, 180], "seeds": 1, "layers": [784, 64, 10]})
+    net = recipe.network(recipe.members())
+    synapse = net.synapses[1]
+    assert torch.equal(synapse.weight[0], synapse.weight[1])
+    measured = synapse.angle().tolist()
+    assert measured[0] < 0.1
+    assert 50 < measured[1] < 70
+    assert measured[2] > 179.9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("beta=0.3", ("beta", 0.3)),
+        ("beta=-0.3", ("beta", -0.3)),
+        ("epochs=3", ("epochs", 3)),
+        ("tied=false", ("tied", False)),
+        ("rule=vf", ("rule", "vf")),
+        ("rule = vf", ("rule", "vf")),
+        ('name="a, b"', ("name", ['"a', 'b"'])),
+        ("angle=0,22.5,45", ("angle", [0, 22.5, 45])),
+        ("layers=784, 32,10", ("layers", [784, 32, 10])),
+        ("layers=[784,32,10]", ("layers", [784, 32, 10])),
+        ("learning_rates=0.1", ("learning_rates", [0.1])),
+        ("learning_rates=0.1,0.2;0.3,0.4", ("learning_rates", [[0.1, 0.2], [0.3, 0.4]])),
+        ("frozen=synapses.0.bias", ("frozen", ["synapses.0.bias"])),
+        ("frozen=", ("frozen", [])),
+        ("frozen=[]", ("frozen", [])),
+    ],
+)
+def test_override_is_read_as_a_typed_value(text: str, expected: tuple[str, object]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["beta", "=3", "", "beta:3"])
+def test_malformed_override_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--set .*: write it as field=value, for example"):
+        parse_override(text)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"betta": 1}, "unknown field 'betta': did you mean beta?"),
+        ({"learning_rate": [1, 2]}, "unknown field 'learning_rate': did you mean learning_rates?"),
+        ({"xyzzy": 1}, "unknown field 'xyzzy': the fields are name, description, layers, "),
+        ({"epochs": 2.5}, "epochs must be int, not 2.5"),
+        ({"epochs": True}, "epochs must be int, not True"),
+        ({"tied": 1}, "tied must be bool, not 1"),
+        ({"rule": 3}, "rule must be str, not 3"),
+        ({"beta": "big"}, "beta must be float or list of float, not 'big'"),
+        ({"beta": []}, "beta must be float or list of float, not []"),
+        ({"beta": float("nan")}, "beta must be float or list of float, not nan"),
+        ({"tolerance": float("inf")}, "tolerance must be float, not inf"),
+        ({"layers": 784}, "layers must be list of int, not 784"),
+        ({"layers": [784, "x", 10]}, "layers must be list of int, not [784, 'x', 10]"),
+        ({"learning_rates": 0.1}, "learning_rates must be list of float or list of list of float"),
+        ({"rule": "ept"}, "rule 'ept' is unknown: choose one of ep, continual-ep, vf"),
+        ({"time": "continuous"}, "time 'continuous' is unknown: choose one of discrete, real-time"),
+        ({"activation": "relu"}, "activation 'relu' is unknown: choose one of sigmoid, tanh"),
+        ({"init": "he"}, "init 'he' is unknown: choose one of glorot, fan_in"),
+        ({"epochs": 0}, "epochs must be 1 or more, not 0"),
+        ({"batch": 0}, "batch must be 1 or more, not 0"),
+        ({"seeds": -1}, "seeds must be 1 or more, not -1"),
+        ({"train_samples": 0}, "train_samples must be 1 or more, not 0"),
+        ({"test_samples": 0}, "test_samples must be 1 or more, not 0"),
+        ({"beta": 0}, "beta must not be 0: there would be no second phase"),
+        ({"beta": [0.1, 0]}, "beta must not be 0: there would be no second phase"),
+        ({"free_steps": 0}, "free_steps must be a positive integer, not 0"),
+        ({"nudged_steps": -2}, "nudged_steps must be a positive integer, not -2"),
+        ({"free_steps": 1, "in_turn": True}, "free_steps must be 2 or more with in_turn"),
+        ({"tolerance": -1e-3}, "tolerance must not be negative, not -0.001"),
+        ({"learning_rates": [0.1]}, "learning_rates needs 2 entries, input to output, not 1"),
+        ({"learning_rates": [[0.1, 0.2], [0.1]]}, "learning_rates needs 2 entries"),
+        ({"learning_rates": [-0.1, 0.2]}, "learning_rates: synapses.0.weight must be positive"),
+        ({"learning_rates": [0.1, 0]}, "learning_rates: synapses.1.weight must be positive"),
+        ({"layers": [784]}, "layers must name an input and an output"),
+        ({"layers": [784, 0, 10]}, "layer 'hidden': size must be a positive integer, not 0"),
+        ({"angle": 45}, "angle needs untied weights: set tied=false"),
+        ({"tied": False}, "rule ep needs tied weights: use vf or continual-vf"),
+        ({"rescale": 0.1}, "rescale needs a continual rule, not ep"),
+        ({"rule": "continual-ep", "rescale": 2}, "rescale (η_tiny/η) must lie in (0, 1], not 2"),
+        ({"time": "real-time", "dt": 2}, "dt must lie in (0, 1], not 2"),
+        ({"time": "real-time", "slope": "some"}, "slope 'some' is unknown: choose one of all"),
+        ({"rule": "vf", "tied": False, "angle": 181}, "angle must lie in [0, 180] degrees"),
+        ({"frozen": ["synapses.9.bias"]}, "frozen: there is no parameter 'synapses.9.bias' among"),
+    ],
+    ids=str,
+)
+def test_mistake_in_a_field_is_named_in_one_line(
+    overrides: dict[str, object], expected: str
+) -> None:
+    assert refused("ep-1h", overrides).startswith("ep-1h: ")
+    assert expected in refused("ep-1h", overrides)
+
+
+def test_a_rule_without_beta_is_refused_but_not_a_gradient(minimal: Path) -> None:
+    minimal.write_text(MINIMAL.replace("beta = 0.5", ""))
+    assert refused(str(minimal)) == f"{minimal}: rule ep needs beta"
+    assert load(str(minimal), {"rule": "bptt"}).beta is None
+
+
+def test_truncated_bptt_longer_than_the_free_phase_is_refused() -> None:
+    message = refused("bptt-1h", {"nudged_steps": 31})
+    assert message == "bptt-1h: backward_steps (31) must not exceed free_steps (30)"
+
+
+@pytest.mark.parametrize(
+    "field", ["layers", "tied", "rule", "free_steps", "nudged_steps", "learning_rates", "epochs"]
+)
+def test_missing_field_is_named(field: str, minimal: Path) -> None:
+    lines = [line for line in MINIMAL.splitlines() if not line.startswith(field)]
+    minimal.write_text("\n".join(lines))
+    assert refused(str(minimal)) == f"{minimal}: field {field!r} is missing"
+
+
+@pytest.mark.parametrize(
+    "content", [b"epochs = \n", b"epochs = 1\nepochs = 2\n", b"no equals sign", b"# \xff\n"]
+)
+def test_invalid_toml_names_the_file(content: bytes, minimal: Path) -> None:
+    minimal.write_bytes(content)
+    assert refused(str(minimal)).startswith(f"{minimal}: not valid TOML: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("c-ep-1", "did you mean c-ep-1h?"),
+        ("ep1h", "did you mean ep-1h?"),
+        ("zzz", "see `eqprop recipes`"),
+        ("no/such/file.toml", "see `eqprop recipes`"),
+        ("", "see `eqprop recipes`"),
+    ],
+)
+def test_unknown_recipe_is_answered_with_a_hint(source: str, hint: str) -> None:
+    expected = f"recipe {source!r} is neither a known name nor a .toml file: {hint}"
+    assert refused(source) == expected
+
+
+# Which recipe may go on with which run
+
+
+def test_recipes_differ_in_what_changes_the_numbers_and_in_nothing_else() -> None:
+    recipe = load("ep-1h")
+    renamed = load("ep-1h", {"name": "other", "description": "other", "epochs": 99})
+    assert recipe.differences(renamed) == []
+    changed = {"beta": 0.2, "seed": 1, "batch": 10, "train_samples": 100, "in_turn": True}
+    assert set(recipe.differences(load("ep-1h", changed))) == set(changed)
+
+
+def test_toml_of_a_recipe_is_flat_and_holds_every_field_that_is_set() -> None:
+    recipe = load("c-vf-1h")
+    written = tomllib.loads(recipe.to_toml())
+    expected = {key: value for key, value in asdict(recipe).items() if value is not None}
+    assert set(written) == set(expected)
+    assert written["learning_rates"] == list(expected["learning_rates"])
+    assert isinstance(recipe, Recipe)
