@@ -219,6 +219,17 @@ def test_beta_its_sign_and_learning_rates_may_differ_between_members(case, data)
                 close(net.get_parameter(parameter)[index], p)
 
 
+def test_one_tensor_of_learning_rates_gives_each_member_its_own_for_all_synapses():
+    """Also where the ensemble has as many members as the network synapses: here, two."""
+    net, listed = (contracting(2, 0, GAINS[:2]) for _ in range(2))
+    x, y = a_minibatch()
+    rates = torch.tensor([0.1, 0.3], dtype=torch.float64)
+    eqprop.make_engine(net, RULES["EP"], rates).step(x, y)
+    eqprop.make_engine(listed, RULES["EP"], [rates, rates]).step(x, y)
+    for p, q in zip(net.parameters(), listed.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 @pytest.mark.parametrize(
     ("name", "tied"),
     [

@@ -369,6 +369,12 @@ def test_a_member_by_the_wrong_number_of_indices():
     check(lambda: a_network().member(0), ["member", "0"])
 
 
+def test_a_member_that_is_not_there():
+    net = a_network(ensemble=3)
+    check(lambda: net.member(3), ["member", "3"])
+    check(lambda: net.members([0, 7]), ["member", "7"])
+
+
 @raises(
     {
         "0": (0.0, ["learning_rates", "synapses.0.weight", "0"]),
@@ -395,6 +401,10 @@ def test_bad_learning_rates(call, words):
 @raises(
     {
         "rates": (lambda net: eqprop.make_engine(net, a_rule(), [ones(2), 0.1]), "learning_rates"),
+        "one tensor of rates for all": (
+            lambda net: eqprop.make_engine(net, a_rule(), ones(2)),
+            "learning_rates",
+        ),
         "rates of two axes": (
             lambda net: eqprop.make_engine(net, a_rule(), [ones(3, 1), 0.1]),
             "learning_rates",
@@ -422,6 +432,11 @@ def test_a_sign_that_is_not_one():
     net, x, y = a_network(), zeros(5, 3), zeros(5, 2)
     sign = torch.tensor(0.0)
     check(lambda: list(a_rule().gradients(net, x, y, sign=sign)), ["sign", "0"])
+
+
+def test_a_sign_that_is_no_tensor():
+    net, x, y = a_network(), zeros(5, 3), zeros(5, 2)
+    check(lambda: list(a_rule().gradients(net, x, y, sign=-1.0)), ["sign", "-1.0"])
 
 
 def test_per_member_values_for_a_network_that_is_no_ensemble():

@@ -29,15 +29,17 @@ from eqprop.runs.training import Training
 # samples have not settled; three seeds, and signs of β that differ between them.
 RECIPE = {
     "layers": "784,32,10",
-    "learning_rates": "0.06,0.03",
-    "free_steps": 12,
-    "nudged_steps": 6,
-    "train_samples": 190,
+    "learning_rates": "0.01,0.005",
+    "free_steps": 6,
+    "nudged_steps": 4,
+    "batch": 10,
+    "train_samples": 395,
     "test_samples": 150,
     "epochs": 3,
     "seeds": 3,
 }
-MEMBERS, EPOCHS, MINIBATCHES = 3, 3, 10
+MEMBERS, EPOCHS, SHOWN, TESTED = 3, 3, 395, 150
+TRAIN = ("train", "--engine", "reference")
 PARAMETERS = ["synapses.0.weight", "synapses.0.bias", "synapses.1.weight", "synapses.1.bias"]
 LISTS = {
     "train_error",
@@ -64,13 +66,25 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def run(cli: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    assert cli("train", "c-ep-1h", "--out", out, **RECIPE).code == 0
+    assert cli(*TRAIN, "c-ep-1h", "--out", out, **RECIPE).code == 0
     return out
 
 
 @pytest.fixture(scope="module")
 def metrics(run: Path) -> list[dict[str, Any]]:
     return lines(run / "metrics.jsonl")
+
+
+@pytest.fixture(scope="module", params=["reference", "auto"])
+def metrics_of_engine(
+    request: pytest.FixtureRequest,
+    cli: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    words = ("train", "--engine", request.param, "c-ep-1h", "--out", out)
+    assert cli(*words, **RECIPE).code == 0
+    return lines(out / "metrics.jsonl")
 
 
 # What lies in the folder
@@ -117,7 +131,7 @@ def test_summary_is_the_metrics_summed_up(run: Path, metrics: list[dict[str, Any
     for i, member in enumerate(summary["members"]):
         tests = [record["test_error"][i] for record in metrics]
         assert (member["seed"], member["beta"], member["angle"]) == (i, 0.2, 0.0)
-        assert member["learning_rates"] == [0.06, 0.03]
+        assert member["learning_rates"] == [0.01, 0.005]
         assert member["frozen"] is False
         assert member["final_test_error"] == tests[-1]
         assert member["final_train_error"] == metrics[-1]["train_error"][i]
@@ -138,7 +152,7 @@ def test_mean_of_the_last_ten_leaves_out_what_was_before(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     small = RECIPE | {"layers": "784,8,10", "train_samples": 60, "test_samples": 30, "epochs": 12}
-    assert cli("train", "ep-1h", "--out", tmp_path / "run", **small).code == 0
+    assert cli(*TRAIN, "ep-1h", "--out", tmp_path / "run", **small).code == 0
     tests = [record["test_error"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     for i, member in enumerate(summary["members"]):
@@ -197,7 +211,7 @@ def test_curves_are_a_picture_with_something_on_it(run: Path) -> None:
 def test_the_same_recipe_gives_the_same_bytes(
     run: Path, cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    assert cli("train", "c-ep-1h", "--out", tmp_path / "again", **RECIPE).code == 0
+    assert cli(*TRAIN, "c-ep-1h", "--out", tmp_path / "again", **RECIPE).code == 0
     for name in ("metrics.jsonl", "recipe.toml"):
         assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
     first, second = parameters(run), parameters(tmp_path / "again")
@@ -206,7 +220,7 @@ def test_the_same_recipe_gives_the_same_bytes(
 
 def test_another_seed_gives_another_run(run: Path, cli: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "other"
-    assert cli("train", "c-ep-1h", "--out", out, **RECIPE | {"seed": 3, "epochs": 1}).code == 0
+    assert cli(*TRAIN, "c-ep-1h", "--out", out, **RECIPE | {"seed": 3, "epochs": 1}).code == 0
     first, other = lines(run / "metrics.jsonl")[0], lines(out / "metrics.jsonl")[0]
     assert not set(first["test_loss"]) & set(other["test_loss"])
 
@@ -220,7 +234,7 @@ def training(
     words = (f"{key}={value}" for key, value in (RECIPE | more).items())
     recipe = recipes.load(name, dict(map(recipes.parse_override, words)))
     folder.mkdir(exist_ok=True)
-    return Training(recipe, RunFolder(folder), data, angles_every=angles_every)
+    return Training(recipe, RunFolder(folder), data, engine="reference", angles_every=angles_every)
 
 
 def plan(training: Training, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -286,17 +300,17 @@ def retraced(
             wrong, loss = 0, 0.0
             for index, sign in plan(ours, epoch):
                 x, y = samples(mnist.train, index[i])
-                answer = net.learn(x, y, 0.2 * float(sign[i]), (0.06, 0.03))
+                answer = net.learn(x, y, 0.2 * float(sign[i]), (0.01, 0.005))
                 wrong += int((answer.argmax(1) != y.argmax(1)).sum())
                 loss += 0.5 * float(((answer - y) ** 2).sum())
-            x, y = samples(mnist.test, torch.arange(150))
+            x, y = samples(mnist.test, torch.arange(TESTED))
             h, o, moved = net.free(x, RECIPE["free_steps"])
             records.append(
                 {
                     "train_wrong": wrong,
-                    "train_loss": loss / 190,
+                    "train_loss": loss / SHOWN,
                     "test_wrong": int((o.argmax(1) != y.argmax(1)).sum()),
-                    "test_loss": 0.5 * float(((o - y) ** 2).sum()) / 150,
+                    "test_loss": 0.5 * float(((o - y) ** 2).sum()) / TESTED,
                     "residual": float(moved.max()),
                     "unsettled": int((moved > 1e-3).sum()),
                     "saturated": [int(((s < 0.01) | (s > 0.99)).sum()) for s in (h, o)],
@@ -309,17 +323,17 @@ def retraced(
     return every
 
 
-# float32 against float64 over 30 minibatches: weights agree to some 1e-6, states too, and a
+# float32 against float64 over 120 minibatches: weights agree to some 1e-6, states too, and a
 # sample or a neuron on the very edge of a threshold may fall on the other side.
 
 
 def test_errors_and_losses_are_those_of_plain_pytorch(
-    metrics: list[dict[str, Any]], retraced: list[list[dict[str, Any]]]
+    metrics_of_engine: list[dict[str, Any]], retraced: list[list[dict[str, Any]]]
 ) -> None:
     for i, records in enumerate(retraced):
-        for record, expected in zip(metrics, records, strict=True):
-            assert abs(record["train_error"][i] * 1.9 - expected["train_wrong"]) < 1.01
-            assert abs(record["test_error"][i] * 1.5 - expected["test_wrong"]) < 1.01
+        for record, expected in zip(metrics_of_engine, records, strict=True):
+            assert abs(record["train_error"][i] * SHOWN / 100 - expected["train_wrong"]) < 1.01
+            assert abs(record["test_error"][i] * TESTED / 100 - expected["test_wrong"]) < 1.01
             assert math.isclose(record["train_loss"][i], expected["train_loss"], rel_tol=1e-5)
             assert math.isclose(record["test_loss"][i], expected["test_loss"], rel_tol=1e-5)
     learned = [records[-1]["test_wrong"] < records[0]["test_wrong"] - 15 for records in retraced]
@@ -327,40 +341,40 @@ def test_errors_and_losses_are_those_of_plain_pytorch(
 
 
 def test_health_is_that_of_plain_pytorch(
-    metrics: list[dict[str, Any]], retraced: list[list[dict[str, Any]]]
+    metrics_of_engine: list[dict[str, Any]], retraced: list[list[dict[str, Any]]]
 ) -> None:
     for i, records in enumerate(retraced):
-        for record, expected in zip(metrics, records, strict=True):
+        for record, expected in zip(metrics_of_engine, records, strict=True):
             assert record["free_steps"][i] == RECIPE["free_steps"]
             assert math.isclose(record["residual"][i], expected["residual"], rel_tol=1e-3)
-            assert abs(record["unsettled"][i] * 150 - expected["unsettled"]) < 1.01
+            assert abs(record["unsettled"][i] * TESTED - expected["unsettled"]) < 1.01
             for name, size, count in zip(
                 ("hidden", "output"), (32, 10), expected["saturated"], strict=True
             ):
-                assert abs(record["saturated"][name][i] * 150 * size - count) < 2.01
+                assert abs(record["saturated"][name][i] * TESTED * size - count) < 2.01
             for name, norm in zip(PARAMETERS, expected["weight_norm"], strict=True):
                 assert math.isclose(record["weight_norm"][name][i], norm, rel_tol=1e-5)
     last = [records[-1] for records in retraced]
-    assert any(0 < r["unsettled"] < 150 for r in last)  # the quantities do occur
-    assert any(r["saturated"][1] > 10 for r in last)
+    assert any(0 < r["unsettled"] < TESTED for r in last)  # the quantities do occur
+    assert any(r["saturated"][0] > 10 for r in last)
 
 
 def test_test_error_is_that_of_the_saved_weights(
     run: Path, metrics: list[dict[str, Any]], mnist: Dataset
 ) -> None:
     theta = parameters(run)
-    x, y = samples(mnist.test, torch.arange(150))
+    x, y = samples(mnist.test, torch.arange(TESTED))
     for i in range(MEMBERS):
         net = Plain([theta[name][i] for name in PARAMETERS])
         wrong = int((net.free(x, RECIPE["free_steps"])[1].argmax(1) != y.argmax(1)).sum())
-        assert abs(metrics[-1]["test_error"][i] - 100 * wrong / 150) < 1e-9
+        assert abs(metrics[-1]["test_error"][i] - 100 * wrong / TESTED) < 1e-9
 
 
 def test_tolerance_ends_the_free_phase_early_and_the_metrics_say_so(
     run: Path, cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     longer = RECIPE | {"free_steps": 200, "tolerance": 1e-3, "epochs": 1}
-    assert cli("train", "c-ep-1h", "--out", tmp_path / "run", **longer).code == 0
+    assert cli(*TRAIN, "c-ep-1h", "--out", tmp_path / "run", **longer).code == 0
     (record,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert all(5 < steps < 100 for steps in record["free_steps"])
     assert record["unsettled"] == [0.0] * MEMBERS
@@ -377,15 +391,15 @@ def test_every_epoch_shows_each_member_every_sample_once_in_a_new_order(
     orders = []
     for epoch in range(2):
         minibatches = plan(ours, epoch)
-        assert [index.shape for index, _ in minibatches] == [(3, 20)] * 9 + [(3, 10)]
+        assert [index.shape for index, _ in minibatches] == [(3, 10)] * 39 + [(3, 5)]
         order = torch.cat([index for index, _ in minibatches], dim=1)
-        assert torch.equal(order.sort(1).values, torch.arange(190).expand(3, 190))
+        assert torch.equal(order.sort(1).values, torch.arange(SHOWN).expand(3, SHOWN))
         orders += list(order)
     assert len({tuple(order.tolist()) for order in orders}) == 6
 
 
 def test_signs_of_beta_are_fair_and_new_in_every_epoch(mnist: Dataset, tmp_path: Path) -> None:
-    ours = training(mnist, tmp_path / "run", train_samples=20_000)
+    ours = training(mnist, tmp_path / "run", train_samples=10_000)
     signs = torch.stack([sign for epoch in range(2) for _, sign in plan(ours, epoch)])
     assert signs.abs().eq(1).all()
     assert signs.mean(0).abs().max() < 0.09  # 4 standard deviations of 2000 fair coins
@@ -411,16 +425,16 @@ def test_order_and_signs_of_a_member_are_the_same_in_any_company(
 def test_member_of_an_ensemble_learns_what_it_learns_alone(
     run: Path, metrics: list[dict[str, Any]], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """A batched product rounds differently than a single one: float32, 30 minibatches."""
+    """A batched product rounds differently than a single one: float32, 120 minibatches."""
     out = tmp_path / "alone"
     one = {key: value for key, value in RECIPE.items() if key != "seeds"}
-    assert cli("train", "c-ep-1h", "--seeds", 1, "--out", out, **one, seed=1).code == 0
+    assert cli(*TRAIN, "c-ep-1h", "--seeds", 1, "--out", out, **one, seed=1).code == 0
     theta, own = parameters(run), parameters(out)
     for name in PARAMETERS:
         torch.testing.assert_close(theta[name][1], own[name][0], rtol=0, atol=2e-5)
     for record, alone in zip(metrics, lines(out / "metrics.jsonl"), strict=True):
-        assert abs(record["train_error"][1] - alone["train_error"][0]) < 1.01 / 1.9
-        assert abs(record["test_error"][1] - alone["test_error"][0]) < 1.01 / 1.5
+        assert abs(record["train_error"][1] - alone["train_error"][0]) < 101 / SHOWN
+        assert abs(record["test_error"][1] - alone["test_error"][0]) < 101 / TESTED
         assert math.isclose(record["test_loss"][1], alone["test_loss"][0], rel_tol=1e-5)
         assert math.isclose(record["train_loss"][1], alone["train_loss"][0], rel_tol=1e-5)
 
@@ -428,10 +442,10 @@ def test_member_of_an_ensemble_learns_what_it_learns_alone(
 def test_sweep_over_angles_makes_members_of_those_angles(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """320 weights, 4.3° of standard deviation at 90°; one epoch at small rates moves them little."""
+    """With 320 weights 90° has a standard deviation of 4.3°; small rates turn them little."""
     out = tmp_path / "angles"
     slow = RECIPE | {"learning_rates": "0.001,0.001", "epochs": 1, "seeds": 2}
-    assert cli("train", "c-vf-1h", "--out", out, **slow, angle="0,90,180").code == 0
+    assert cli(*TRAIN, "c-vf-1h", "--out", out, **slow, angle="0,90,180").code == 0
     (record,) = lines(out / "metrics.jsonl")
     (measured,) = record["weight_angle"].values()
     for place, (angle, margin) in enumerate(
@@ -454,7 +468,7 @@ def test_member_frozen_parameters_stay_where_they_were(
 ) -> None:
     out = tmp_path / "run"
     one_epoch = RECIPE | {"epochs": 1}
-    assert cli("train", "c-vf-1h", "--out", out, **one_epoch).code == 0
+    assert cli(*TRAIN, "c-vf-1h", "--out", out, **one_epoch).code == 0
     initial = training(mnist, tmp_path / "fresh", "c-vf-1h").net.state_dict()
     for name, p in parameters(out).items():
         assert torch.equal(p, initial[name]) is (name == "synapses.0.bias")
@@ -496,14 +510,14 @@ class Recorder:
 def test_recorded_angle_is_that_of_the_total_update_to_bptt(
     name: str, more: dict[str, Any], mnist: Dataset, tmp_path: Path
 ) -> None:
-    ours = training(mnist, tmp_path / "run", name, angles_every=4, epochs=1, **more)
+    ours = training(mnist, tmp_path / "run", name, angles_every=15, epochs=1, **more)
     recipe, members = ours.recipe, ours.members
     watcher = Recorder(ours)
     ours.run(watcher)
     records = lines(tmp_path / "run" / "angles.jsonl")
-    assert [record["minibatch"] for record in records] == [0, 4, 8]
+    assert [record["minibatch"] for record in records] == [0, 15, 30]
     minibatches = plan(training(mnist, tmp_path / "fresh", name, **more), 0)
-    bptt = eqprop.BPTT(free_steps=12, backward_steps=6)
+    bptt = eqprop.BPTT(free_steps=6, backward_steps=4)
     for record in records:
         for i, member in enumerate(members):
             net = recipe.network([member])
@@ -534,10 +548,10 @@ def test_angles_every_on_the_command_line_writes_and_logs_them(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    outcome = cli("train", "c-ep-1h", "--angles-every", 7, "--out", out, **RECIPE | {"epochs": 2})
+    outcome = cli(*TRAIN, "c-ep-1h", "--angles-every", 30, "--out", out, **RECIPE | {"epochs": 2})
     assert outcome.code == 0
     records = lines(out / "angles.jsonl")
-    assert [(r["epoch"], r["minibatch"]) for r in records] == [(1, 0), (1, 7), (2, 14)]
+    assert [(r["epoch"], r["minibatch"]) for r in records] == [(1, 0), (1, 30), (2, 60)]
     log = EventAccumulator(str(out / "tensorboard"))
     log.Reload()
     logged = [(event.step, event.value) for event in log.Scalars("angle to BPTT/2")]
@@ -550,5 +564,5 @@ def test_recording_angles_does_not_change_the_run(
     run: Path, cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    assert cli("train", "c-ep-1h", "--angles-every", 5, "--out", out, **RECIPE).code == 0
+    assert cli(*TRAIN, "c-ep-1h", "--angles-every", 25, "--out", out, **RECIPE).code == 0
     assert (out / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()

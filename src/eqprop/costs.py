@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,15 +16,17 @@ class SquaredError:
     """ℓ = ½‖output − y‖², the cost of the paper."""
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        if y.shape[-1] != output.shape[-1]:
-            raise ValueError(
-                f"y has width {y.shape[-1]}, but the output layer has {output.shape[-1]} neurons"
-            )
-        if y.shape[-2:] != output.shape[-2:]:
-            raise ValueError(
-                f"y has shape {list(y.shape)}, but the output {list(output.shape[-2:])}"
-            )
+        self.check(output.shape, y)
         return 0.5 * ((output - y) ** 2).sum(-1)
+
+    def check(self, shape: Sequence[int], y: Tensor) -> None:
+        """An error where y is no target for an output of this shape."""
+        if y.shape[-1] != shape[-1]:
+            raise ValueError(
+                f"y has width {y.shape[-1]}, but the output layer has {shape[-1]} neurons"
+            )
+        if tuple(y.shape[-2:]) != tuple(shape[-2:]):
+            raise ValueError(f"y has shape {list(y.shape)}, but the output {list(shape[-2:])}")
 
 
 def cost_gradient(cost: Cost, output: Tensor, y: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ class Model(nn.Module, ABC):
         """Two groups of layers that see only each other. An error where there is no such split."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
 
     def initial_state(self, x: Tensor) -> State:
         """s_0 = 0, as in all algorithms of the paper."""

@@ -87,8 +87,8 @@ class Network(Model):
         self.layer_sizes = tuple(layer.size for layer in self.layers)
         self.input_size = self.input.size
         self.nudge_scale = time.epsilon
-        self._input_sigma = as_activation(self.input.activation)
-        self._sigmas = tuple(as_activation(layer.activation) for layer in self.layers)
+        self.input_activation = as_activation(self.input.activation)
+        self.activations = tuple(as_activation(layer.activation) for layer in self.layers)
         self._ends = self._connect(synapses, dtype)
         self.synapses = nn.ModuleList(synapses)  # type: ignore[assignment]
 
@@ -122,6 +122,10 @@ class Network(Model):
                 raise ValueError(f"layer {name!r} has no synapses")
         return tuple(ends)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.synapses[0].weight.dtype
+
     def forward(
         self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
     ) -> State:
@@ -130,12 +134,12 @@ class Network(Model):
         s_next = list(s)
         for i in range(len(s)) if layers is None else layers:
             s_next[i] = self.time.advance(
-                self._sigmas[i], s[i], self._drive(i, rates, held), self._is_output(i)
+                self.activations[i], s[i], self._drive(i, rates, held), self._is_output(i)
             )
         return tuple(s_next)
 
     def hold(self, x: Tensor) -> Held:
-        x = self._input_sigma(x)
+        x = self.input_activation(x)
         held: Held = {}
         for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
             if pre is None:
@@ -145,7 +149,7 @@ class Network(Model):
 
     def _rates(self, s: State) -> State:
         """What the neurons transmit."""
-        return tuple(self.time.rate(sigma, v) for sigma, v in zip(self._sigmas, s, strict=True))
+        return tuple(self.time.rate(sigma, v) for sigma, v in zip(self.activations, s, strict=True))
 
     def _is_output(self, i: int) -> bool:
         return i == len(self.layers) - 1
@@ -163,7 +167,7 @@ class Network(Model):
         self, x: Tensor, s: State
     ) -> Iterator[tuple[str, Synapses, Tensor, Tensor, int | None, int]]:
         """Each synapse by name, with what its two ends transmit and which layers they are."""
-        x, rates = self._input_sigma(x), self._rates(s)
+        x, rates = self.input_activation(x), self._rates(s)
         for k, (synapse, (pre, post)) in enumerate(zip(self.synapses, self._ends, strict=True)):
             yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
 
@@ -187,7 +191,7 @@ class Network(Model):
     def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
         driven = tuple(  # ds pulled back to the drives
             self.time.gain(sigma, s[i], self._is_output(i)) * ds[i]
-            for i, sigma in enumerate(self._sigmas)
+            for i, sigma in enumerate(self.activations)
         )
         summed: Gradients = {}
         for name, synapse, pre, post, i, j in self._joined(x, s):
@@ -203,13 +207,18 @@ class Network(Model):
         of its range from a bound. Zero for an activation without bounds.
         """
         shares = {}
-        for name, sigma, layer in zip(self.layer_names, self._sigmas, s, strict=True):
+        for name, sigma, layer in zip(self.layer_names, self.activations, s, strict=True):
             value = layer if isinstance(self.time, Discrete) else sigma(layer)
             low, high = sigma.bounds or (-torch.inf, torch.inf)
             edge = margin * (high - low) if sigma.bounds else 0.0
             at_bound = (value < low + edge) | (value > high - edge)
             shares[name] = at_bound.double().mean((-2, -1))
         return shares
+
+    def is_chain(self) -> bool:
+        """Whether dense synapses join the input to the first layer, and each layer to the next."""
+        chain = [(None, 0), *pairwise(range(len(self.layers)))]
+        return list(self._ends) == chain and all(isinstance(s, Dense) for s in self.synapses)
 
     def split(self) -> tuple[tuple[int, ...], ...]:
         """Two groups of layers with no synapse inside a group: odd depths, then even ones."""
@@ -235,8 +244,9 @@ class Network(Model):
 
     def member(self, *index: int) -> Network:
         """One member of the ensemble as a network of its own, with its own copy of θ."""
-        if len(index) != len(self.ensemble):
-            raise ValueError(f"member needs {len(self.ensemble)} indices, not {len(index)}")
+        inside = all(-n <= i < n for i, n in zip(index, self.ensemble, strict=False))
+        if len(index) != len(self.ensemble) or not inside:
+            raise ValueError(f"member {list(index)} is not in the ensemble {list(self.ensemble)}")
         flat = torch.arange(math.prod(self.ensemble)).reshape(self.ensemble)[index]
         return self._select(lambda p: p[index], (), (self.seeds[int(flat)],))
 
@@ -245,6 +255,8 @@ class Network(Model):
         if len(self.ensemble) != 1:
             raise ValueError(f"members needs an ensemble with one axis, not {self.ensemble}")
         chosen = list(indices)
+        if not all(0 <= i < self.ensemble[0] for i in chosen):
+            raise ValueError(f"members {chosen} are not all in the ensemble {list(self.ensemble)}")
         seeds = tuple(self.seeds[i] for i in chosen)
         return self._select(lambda p: p[chosen], (len(chosen),), seeds)
 

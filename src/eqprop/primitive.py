@@ -61,6 +61,10 @@ class _UserModel(Model):
             own = nn.Parameter(value.detach().clone(), requires_grad=False)
             self.register_parameter(name, own)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
     @abstractmethod
     def transition(self, x: Tensor, s: State, theta: Parameters) -> State: ...
 

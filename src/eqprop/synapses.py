@@ -57,6 +57,7 @@ class Synapses(nn.Module, ABC):
     pre: str
     post: str
     tied: bool
+    weight: nn.Parameter
 
     @property
     def name(self) -> str:

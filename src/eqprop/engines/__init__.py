@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from eqprop.costs import Cost, SquaredError
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
+from eqprop.engines.engine import Engine
+from eqprop.engines.native import CannotBuild, NativeEngine, why_not
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.model import Model
-from eqprop.rules import Rule
+from eqprop.network import Network
+from eqprop.rules import Rule, TwoPhase
 
-KINDS = ("auto", "reference")
+KINDS = ("auto", "reference", "native")
+
+
+class SlowEngine(UserWarning):
+    """A faster engine exists, but cannot be used here."""
 
 
 def make_engine(
@@ -21,18 +29,52 @@ def make_engine(
     *,
     cost: Cost = SquaredError(),  # noqa: B008 (frozen)
     frozen: Sequence[str] = (),
-) -> ReferenceEngine:
+    threads: int | None = None,
+) -> Engine:
     """An engine that trains `model` in place with `rule`.
 
-    `learning_rates`: one a synapse from input to output, or one number for all, or
-    {parameter name: rate}; each may be a tensor [*ensemble]. `frozen` names parameters that do
-    not move. `kind` "auto" takes the fastest engine that can run this combination.
+    `learning_rates`: one a synapse from input to output, or one for all, or {parameter name:
+    rate}; each may be a tensor [*ensemble]. `frozen` names parameters that do not move. `kind`
+    "auto" takes the fastest engine that can run this combination, "reference" the plain one for
+    any model, "native" the compiled one for layered networks on the CPU, which runs `threads`
+    members at a time (default: one a core).
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
     if not isinstance(rule, Rule):
         raise ValueError(f"rule must be a learning rule such as EP(...), not {rule!r}")
-    return ReferenceEngine(model, rule, resolve_rates(model, learning_rates, frozen), cost)
+    rates = resolve_rates(model, learning_rates, frozen)
+    if kind == "reference":
+        return ReferenceEngine(model, rule, rates, cost)
+    obstacle = why_not(model, rule, cost)
+    if obstacle is None:
+        assert isinstance(model, Network)
+        assert isinstance(rule, TwoPhase)
+        assert isinstance(cost, SquaredError)
+        try:
+            return NativeEngine(model, rule, rates, cost, threads)
+        except CannotBuild as error:
+            if kind == "native":
+                raise ValueError(f"kind 'native': {error}") from None
+            warnings.warn(
+                f"the compiled engine is not available ({error}): the reference engine is used, "
+                "many times slower",
+                SlowEngine,
+                stacklevel=2,
+            )
+    elif kind == "native":
+        raise ValueError(f"kind 'native' cannot run {obstacle}: use kind='auto'")
+    return ReferenceEngine(model, rule, rates, cost)
 
 
-__all__ = ["KINDS", "LearningRates", "ReferenceEngine", "descend", "make_engine", "resolve_rates"]
+__all__ = [
+    "KINDS",
+    "Engine",
+    "LearningRates",
+    "NativeEngine",
+    "ReferenceEngine",
+    "SlowEngine",
+    "descend",
+    "make_engine",
+    "resolve_rates",
+]

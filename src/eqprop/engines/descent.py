@@ -14,7 +14,7 @@ from torch import Tensor
 from eqprop.model import Gradients, Model, per_member
 from eqprop.network import Network
 
-LearningRates = float | Sequence[float | Tensor] | Mapping[str, float | Tensor]
+LearningRates = float | Tensor | Sequence[float | Tensor] | Mapping[str, float | Tensor]
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def descend(
 def resolve_rates(
     model: Model, given: LearningRates, frozen: Sequence[str] = ()
 ) -> dict[str, float | Tensor]:
-    """A learning rate for each parameter, from one number, one a synapse, or one a name.
+    """A learning rate for each parameter, from one for all, one a synapse, or one a name.
 
     A synapse's weights, in both directions, and its bias share one. `frozen` names parameters
     that do not move.
@@ -57,7 +57,7 @@ def resolve_rates(
         if name not in names:
             raise ValueError(f"frozen: there is no parameter {name!r} among {', '.join(names)}")
     rates: dict[str, float | Tensor]
-    if not given and not isinstance(given, (int, float)):
+    if not isinstance(given, (int, float, Tensor)) and not given:
         raise ValueError(f"learning_rates must not be empty: {given!r}")
     if isinstance(given, Mapping):
         unknown = [name for name in given if name not in names]
@@ -66,8 +66,8 @@ def resolve_rates(
                 f"learning_rates: there is no parameter {unknown[0]!r} among {', '.join(names)}"
             )
         rates = dict(given)
-    elif isinstance(given, (int, float)):
-        rates = dict.fromkeys(names, float(given))
+    elif isinstance(given, (int, float, Tensor)):
+        rates = dict.fromkeys(names, given)
     else:
         if not isinstance(model, Network):
             raise ValueError(

@@ -50,12 +50,13 @@ class TwoPhase(Rule, ABC):
         return self.nudged_steps
 
     def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
-        beta = self._signed_beta(model, sign)
+        beta = self.signed_beta(model, sign)
         free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
         warn_unless_settled(free)
         return Trial(model, x, y, cost, beta, free)
 
-    def _signed_beta(self, model: Model, sign: Tensor | None) -> float | Tensor:
+    def signed_beta(self, model: Model, sign: Tensor | None) -> float | Tensor:
+        """β times the sign given, or drawn."""
         beta = self.beta
         if isinstance(beta, Tensor) and beta.ndim and tuple(beta.shape) != model.ensemble:
             raise ValueError(
@@ -65,6 +66,7 @@ class TwoPhase(Rule, ABC):
             sign = 2 * torch.randint(0, 2, model.ensemble) - 1
         if sign is None:
             return beta
+        sign = torch.as_tensor(sign)
         if tuple(sign.shape) != model.ensemble or not bool((sign.abs() == 1).all()):
             raise ValueError(
                 f"sign must be +1 or -1 for each member, shape {list(model.ensemble)}, "

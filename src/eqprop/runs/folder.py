@@ -138,8 +138,7 @@ class RunFolder:
         body = buffer.getvalue()
         header = {"format": CHECKPOINT_FORMAT, "sha256": hashlib.sha256(body).hexdigest()}
         last, previous = self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"
-        new = self.checkpoints / "new.ckpt"
-        _write_atomically(new, json.dumps(header).encode() + b"\n" + body)
+        new = _write_beside(last, json.dumps(header).encode() + b"\n" + body)
         if last.is_file():
             os.replace(last, previous)
         os.replace(new, last)
@@ -190,7 +189,7 @@ def _number(line: bytes, key: str) -> float:
         return float("inf")
 
 
-def _write(file: Path, content: bytes, mode: str = "wb") -> None:
+def _write(file: Path, content: bytes, mode: str) -> None:
     """Write to the disk; a failure names the file, which a full disk does not."""
     try:
         with open(file, mode) as handle:
@@ -201,10 +200,16 @@ def _write(file: Path, content: bytes, mode: str = "wb") -> None:
         raise OSError(error.errno, error.strerror, str(file)) from None
 
 
-def _write_atomically(file: Path, content: bytes) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+def _write_beside(file: Path, content: bytes) -> Path:
+    """Write what is to replace a file, or leave nothing."""
+    new = file.with_name(f"{file.name}.new")
     try:
-        _write(unfinished, content)
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        _write(new, content, "wb")
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    return new
+
+
+def _write_atomically(file: Path, content: bytes) -> None:
+    os.replace(_write_beside(file, content), file)

@@ -20,7 +20,7 @@ from eqprop.analysis import angle, total_update
 from eqprop.costs import Cost, SquaredError
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite, NotSettled
-from eqprop.engines import ReferenceEngine, make_engine, resolve_rates
+from eqprop.engines import Engine, make_engine, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
@@ -99,7 +99,7 @@ class Training:
     def _living_members(self) -> list[Member]:
         return [self.members[i] for i in self.living]
 
-    def _make_engine(self) -> ReferenceEngine:
+    def _make_engine(self) -> Engine:
         members = self._living_members()
         rule = self.recipe.learning_rule(members)
         try:

@@ -1,0 +1,193 @@
+"""The compiled engine for layered dense networks on the CPU.
+
+Same numbers as the reference engine, the work arranged as `kernel.c` says. One member of an
+ensemble is the work of one thread, so members run in parallel without waiting for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
+from eqprop.costs import Cost, SquaredError
+from eqprop.dynamics import Relaxation, warn_unless_settled
+from eqprop.engines.engine import Engine
+from eqprop.engines.native.build import CannotBuild, library
+from eqprop.engines.reference import ReferenceEngine
+from eqprop.model import Model
+from eqprop.network import Network
+from eqprop.rules import EP, VF, Continual, ContinualEP, ContinualVF, Rule, TwoPhase
+from eqprop.synapses import Dense
+from eqprop.timesteps import RealTime
+
+__all__ = ["CannotBuild", "NativeEngine"]
+
+MAX_LAYERS = 8
+RULES = {EP: 0, ContinualEP: 1, VF: 2, ContinualVF: 3}
+ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
+SLOPES = {"all": 0, "hidden": 1, "none": 2}
+
+_pointers = ctypes.c_void_p * MAX_LAYERS
+
+
+class _Problem(ctypes.Structure):
+    """`Problem` of kernel.c, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("layers", "batch", "inputs", "members")),
+        ("size", ctypes.c_int32 * MAX_LAYERS),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "rule",
+                "activation",
+                "real_time",
+                "slope",
+                "tied",
+                "in_turn",
+                "free_steps",
+                "nudged_steps",
+                "shared_x",
+                "shared_y",
+                "threads",
+                "reserved",
+            )
+        ),
+        *((name, ctypes.c_double) for name in ("dt", "tolerance", "rescale")),
+        *((name, ctypes.c_void_p) for name in ("x", "y")),
+        *((name, _pointers) for name in ("weight", "backward", "bias")),
+        ("beta", ctypes.c_void_p),
+        *((name, _pointers) for name in ("rate", "back_rate", "bias_rate", "state")),
+        *((name, ctypes.c_void_p) for name in ("residual", "steps", "failed", "scratch")),
+    )
+
+
+def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
+    """What keeps this engine from running the combination; None if nothing does."""
+    if type(rule) not in RULES:
+        return f"the rule {type(rule).__name__}"
+    if not isinstance(cost, SquaredError):
+        return "a cost other than SquaredError"
+    if not isinstance(model, Network) or not model.is_chain():
+        return "a model that is not a chain of dense layers"
+    if len(model.layers) > MAX_LAYERS:
+        return f"more than {MAX_LAYERS} layers"
+    if len(set(model.activations)) > 1 or model.activations[0] not in ACTIVATIONS:
+        return "an activation of your own, or different ones"
+    if model.input_activation not in (IDENTITY, model.activations[0]):
+        return "an input with an activation of its own"
+    tied = {s.tied for s in model.synapses if not s.from_input}
+    if len(tied) > 1 or (tied == {False} and type(rule) in (EP, ContinualEP)):
+        return "tied and untied synapses mixed, or EP on untied ones"
+    if any(p.device.type != "cpu" for p in model.parameters()):
+        return "parameters that are not on the CPU"
+    if model.dtype not in (torch.float32, torch.float64):
+        return f"parameters of {model.dtype}"
+    return None
+
+
+class NativeEngine(Engine):
+    """Trains an ensemble of layered networks on the CPU, `threads` members at a time."""
+
+    def __init__(
+        self,
+        model: Network,
+        rule: TwoPhase,
+        rates: Mapping[str, float | Tensor],
+        cost: SquaredError,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(model, rule, rates, cost)
+        self.cost: SquaredError
+        self._reference = ReferenceEngine(model, rule, rates, cost)
+        self._library = library(model.dtype)
+        self._library.scratch_bytes.restype = ctypes.c_size_t
+        self._library.problem_bytes.restype = ctypes.c_size_t
+        assert self._library.problem_bytes() == ctypes.sizeof(_Problem)
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._columns: list[Tensor] = []  # keeps what the problem points to alive
+        self._problem = self._describe(model, rule)
+
+    def _describe(self, net: Network, rule: TwoPhase) -> _Problem:
+        """All that does not change from one minibatch to the next."""
+        p = _Problem()
+        p.layers, p.inputs, p.members = len(net.layers), net.input.size, math.prod(net.ensemble)
+        p.size[: p.layers] = net.layer_sizes
+        p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
+        if isinstance(net.time, RealTime):
+            p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
+        p.tied = int(all(s.tied for s in net.synapses))
+        p.in_turn, p.free_steps, p.nudged_steps = rule.in_turn, rule.free_steps, rule.nudged_steps
+        p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance
+        rescale = rule.rescale if isinstance(rule, Continual) else None
+        p.rescale = 1.0 if rescale is None else rescale
+        p.threads = self._threads
+        for k in range(p.layers):
+            for field, target in (
+                ("weight", p.rate),
+                ("backward_weight", p.back_rate),
+                ("bias", p.bias_rate),
+            ):
+                rate = self.rates.get(f"synapses.{k}.{field}", 0.0)
+                target[k] = self._column(rate, p.members)
+        return p
+
+    def _column(self, value: float | Tensor, members: int) -> int:
+        """One double a member, and where it lies."""
+        column = torch.as_tensor(value, dtype=torch.float64).reshape(-1).expand(members)
+        self._columns.append(column.contiguous())
+        return self._columns[-1].data_ptr()
+
+    def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
+        net, rule, p = self.model, self.rule, self._problem
+        assert isinstance(net, Network)
+        assert isinstance(rule, TwoPhase)
+        net.check_input(x)
+        net.check_target(x, y)
+        sign = self.draw_sign() if sign is None else sign
+        beta = torch.as_tensor(rule.signed_beta(net, sign), dtype=torch.float64)
+        beta = beta.reshape(-1).expand(p.members).contiguous()
+        x, y = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
+        B = x.shape[-2]
+        self.cost.check((B, net.layer_sizes[-1]), y)
+        state = tuple(torch.empty(*net.ensemble, B, n, dtype=net.dtype) for n in net.layer_sizes)
+        residual = torch.empty(*net.ensemble, B, dtype=net.dtype)
+        steps = torch.empty(net.ensemble, dtype=torch.int64)
+        failed = torch.empty(p.members, dtype=torch.int32)
+        p.batch, p.shared_x, p.shared_y = B, x.ndim == 2, y.ndim == 2
+        p.x, p.y, p.beta = x.data_ptr(), y.data_ptr(), beta.data_ptr()
+        p.residual, p.steps, p.failed = residual.data_ptr(), steps.data_ptr(), failed.data_ptr()
+        for k, synapse in enumerate(net.synapses):
+            p.state[k] = state[k].data_ptr()
+            for field, target in (("weight", p.weight), ("bias", p.bias)):
+                parameter = getattr(synapse, field)
+                target[k] = None if parameter is None else parameter.data_ptr()
+            back = synapse.backward_weight if isinstance(synapse, Dense) else None
+            p.backward[k] = None if back is None else back.data_ptr()
+        needed = p.members * self._library.scratch_bytes(ctypes.byref(p)) + 64
+        if needed > len(self._scratch):
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        p.scratch = -(-self._scratch.data_ptr() // 64) * 64
+        self._library.run(ctypes.byref(p))
+        if bool(failed.any()):  # let the reference find where, or show that all is well
+            output = self._reference.step(x, y, sign)
+            self.relaxation = self._reference.relaxation
+            return output
+        self._library.commit(ctypes.byref(p))
+        self.relaxation = Relaxation(
+            state=state,
+            residual=float(residual.max()),
+            steps=int(steps.max()),
+            sample_residual=residual,
+            member_steps=steps,
+            tolerance=rule.tolerance,
+        )
+        warn_unless_settled(self.relaxation)
+        return state[-1]

@@ -1,0 +1,88 @@
+"""Compile the kernel on first use with the system's C compiler, and keep it in the user's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernel.c")
+FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+LINK = ("-shared", "-fPIC", "-pthread")
+
+
+class CannotBuild(RuntimeError):
+    """Why there is no compiled kernel here."""
+
+
+@functools.cache
+def library(dtype: torch.dtype) -> ctypes.CDLL:
+    """The kernel for float32 or float64."""
+    if os.environ.get("EQPROP_NATIVE") == "0":
+        raise CannotBuild("EQPROP_NATIVE=0 turns it off")
+    compiler = _compiler()
+    flags = [*FLAGS, *LINK, *_target(), *(["-DDOUBLE"] if dtype == torch.float64 else [])]
+    key = hashlib.sha256(
+        "\0".join([SOURCE.read_text("utf-8"), *flags, _version(compiler), _processor()]).encode()
+    ).hexdigest()[:16]
+    file = _cache() / f"kernel-{key}.so"
+    if not file.is_file():
+        _compile(compiler, flags, file)
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        raise CannotBuild(f"{file}: {error}") from None
+
+
+def _compile(compiler: str, flags: list[str], file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            unfinished = Path(folder) / file.name
+            command = [compiler, *flags, "-o", str(unfinished), str(SOURCE)]
+            process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if process.returncode:
+                said = (process.stderr.strip().splitlines() or ["no message"])[0]
+                raise CannotBuild(f"{compiler} failed: {said}")
+            os.replace(unfinished, file)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CannotBuild(str(error)) from None
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise CannotBuild("there is no C compiler (cc, gcc or clang)")
+
+
+def _target() -> list[str]:
+    return ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
+
+
+def _version(compiler: str) -> str:
+    process = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30)
+    return process.stdout
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "eqprop" / "native"

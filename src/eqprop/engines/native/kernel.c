@@ -1,0 +1,720 @@
+/* One minibatch of a layered dense network, for one ensemble member after another.
+
+   The numbers are those of the reference engine; the work is arranged anew:
+   - the drive of the input is computed once; pixels that are zero are skipped;
+   - continual updates of the input weights telescope: with G = X Xᵀ,
+         X W_x(t) = X W_x(0) + c G R_t,    R_t = Σ of the post-synaptic changes;
+   - C-EP leaves ∂Φ/∂θ independent of θ, so a block of hidden weights is
+         W(t) = W_00 + c A_tᵀ P_t,         W_00 = W(0) − c A_0ᵀ P_0
+     and is either written anew at each step (small blocks) or never, as
+         A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t   (large ones);
+   - C-VF accumulates W += c A_tᵀ D_t in a packed copy.
+   `run` reads parameters and writes scratch; `commit` writes parameters. So a minibatch that
+   fails in any member leaves all of them as they were.
+
+   A is what the layer before a synapse transmits, P what the layer after it does, rows are
+   samples. Rows are padded to whole vectors; what stands in the padding is never summed over. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define BYTES 64
+#define MR 10
+#else
+#define BYTES 32
+#define MR 5
+#endif
+#define NR 2
+#define MAX_LAYERS 8
+
+#ifdef DOUBLE
+typedef double real;
+typedef int64_t whole;
+#define LARGEST_EXPONENT 1020.0
+#define MANTISSA 52
+#define ROUND 6755399441055744.0 /* 1.5 · 2^52: adding it leaves the nearest integer */
+#define TERMS 13
+#else
+typedef float real;
+typedef int32_t whole;
+#define LARGEST_EXPONENT 124.0f
+#define MANTISSA 23
+#define ROUND 12582912.0f /* 1.5 · 2^23: adding it leaves the nearest integer */
+#define TERMS 7
+#endif
+#define V ((int)(BYTES / sizeof(real)))
+typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+typedef whole ivec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+
+enum { EP, CONTINUAL_EP, VF, CONTINUAL_VF };
+enum { SIGMOID, TANH, HARD_SIGMOID, IDENTITY };
+enum { SLOPE_ALL, SLOPE_HIDDEN, SLOPE_NONE };
+
+typedef struct {
+    int32_t layers, batch, inputs, members;
+    int32_t size[MAX_LAYERS];
+    int32_t rule, activation, real_time, slope, tied, in_turn, free_steps, nudged_steps;
+    int32_t shared_x, shared_y, threads, reserved;
+    double dt, tolerance, rescale; /* tolerance < 0: none */
+    const real *x, *y;
+    real *weight[MAX_LAYERS], *backward[MAX_LAYERS], *bias[MAX_LAYERS]; /* or NULL */
+    const double *beta;                /* [members], signed */
+    const double *rate[MAX_LAYERS];    /* [members] of weight; 0: does not move */
+    const double *back_rate[MAX_LAYERS];
+    const double *bias_rate[MAX_LAYERS];
+    real *state[MAX_LAYERS];           /* [members, batch, size]: the end of the free phase */
+    real *residual;                    /* [members, batch] */
+    int64_t *steps;                    /* [members] */
+    int32_t *failed;                   /* [members] */
+    char *scratch;                     /* members × scratch_bytes(p) */
+} Problem;
+
+/* ---- vectors ---- */
+
+INLINE vec splat(real a) { return a - (vec){0}; }
+INLINE vec choose(ivec mask, vec a, vec b) {
+    return (vec)(((ivec)a & mask) | ((ivec)b & ~mask));
+}
+INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
+INLINE vec vmin(vec a, vec b) { return choose(a < b, a, b); }
+
+/* 2^y: the series of exp on [−½, ½] · ln 2, and the whole part added to the exponent */
+INLINE vec power_of_two(vec y) {
+    static const double term[] = {
+        1.0, 0.69314718055994531, 0.24022650695910072, 0.055504108664821580, 0.0096181291076284772,
+        0.0013333558146428444, 1.5403530393381609e-4, 1.5252733804059841e-5, 1.3215486790144309e-6,
+        1.0178086009239700e-7, 7.0549116208011233e-9, 4.4455382718708116e-10, 2.5678435993488203e-11,
+        1.3691488853904129e-12};
+    y = vmin(vmax(y, splat(-LARGEST_EXPONENT)), splat(LARGEST_EXPONENT));
+    vec shifted = y + ROUND;
+    vec f = y - (shifted - ROUND);
+    vec sum = splat((real)term[TERMS]);
+    for (int i = TERMS - 1; i >= 0; i--) sum = sum * f + (real)term[i];
+    return (vec)((ivec)sum + ((ivec)shifted << MANTISSA));
+}
+
+INLINE vec activate(int activation, vec v) {
+    const double log2_e = 1.4426950408889634;
+    switch (activation) {
+        case SIGMOID: /* 1 / (1 + exp(−4(v − ½))) */
+            return (real)1 / ((real)1 + power_of_two(v * (real)(-4 * log2_e) + (real)(2 * log2_e)));
+        case TANH: /* 1 − 2 / (1 + exp(2v)) */
+            return (real)1 - (real)2 / ((real)1 + power_of_two(v * (real)(2 * log2_e)));
+        case HARD_SIGMOID: return vmin(vmax(v, splat(0)), splat(1));
+        default: return v;
+    }
+}
+
+/* σ'(s), where a = σ(s) is known */
+INLINE vec slope(int activation, vec s, vec a) {
+    switch (activation) {
+        case SIGMOID: return (real)4 * a * ((real)1 - a);
+        case TANH: return (real)1 - a * a;
+        case HARD_SIGMOID: return choose((s >= splat(0)) & (s <= splat(1)), splat(1), splat(0));
+        default: return splat(1);
+    }
+}
+
+/* ---- products: C = base + alpha · A · W, rows of W, base and C in whole vectors ---- */
+
+INLINE void block(const int rows, const int cols, int K, real alpha, const real *A, long ar, long ak,
+                  const real *W, long ldw, const real *base, long ldb, real *C, long ldc) {
+    vec sum[MR][NR];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) sum[r][c] = (vec){0};
+    for (int k = 0; k < K; k++) {
+        vec w[NR];
+        for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * ldw + c * V);
+        for (int r = 0; r < rows; r++) {
+            real a = A[r * ar + k * ak];
+            for (int c = 0; c < cols; c++) sum[r][c] += a * w[c];
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) {
+            vec before = base ? *(const vec *)(base + r * ldb + c * V) : (vec){0};
+            *(vec *)(C + r * ldc + c * V) = before + alpha * sum[r][c];
+        }
+}
+
+#define CASE(m) \
+    case m: block(m, cols, K, alpha, A, ar, ak, W, ldw, base, ldb, C, ldc); break;
+#if MR == 10
+#define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
+#else
+#define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#endif
+INLINE void block_of(int rows, const int cols, int K, real alpha, const real *A, long ar, long ak,
+                     const real *W, long ldw, const real *base, long ldb, real *C, long ldc) {
+    switch (rows) { CASES }
+}
+
+/* A[r, k] = A[r · ar + k · ak]; n is a multiple of V */
+static void product(int m, int n, int K, real alpha, const real *A, long ar, long ak,
+                    const real *W, long ldw, const real *base, long ldb, real *C, long ldc) {
+    for (int j = 0; j < n; j += NR * V) {
+        int pair = j + NR * V <= n;
+        for (int i = 0; i < m; i += MR) {
+            int rows = m - i < MR ? m - i : MR;
+            const real *b = base ? base + i * ldb + j : 0;
+            if (pair)
+                block_of(rows, 2, K, alpha, A + i * ar, ar, ak, W + j, ldw, b, ldb, C + i * ldc + j, ldc);
+            else
+                block_of(rows, 1, K, alpha, A + i * ar, ar, ak, W + j, ldw, b, ldb, C + i * ldc + j, ldc);
+        }
+    }
+}
+
+static real dot(const real *a, const real *b, int n) {
+    vec sum = {0};
+    int i = 0;
+    for (; i + V <= n; i += V) sum += *(const vec *)(a + i) * *(const vec *)(b + i);
+    real total = 0;
+    for (int v = 0; v < V; v++) total += sum[v];
+    for (; i < n; i++) total += a[i] * b[i];
+    return total;
+}
+
+static void gram(int B, int n, const real *A, long lda, real *G) {
+    for (int i = 0; i < B; i++)
+        for (int j = 0; j <= i; j++) G[i * B + j] = G[j * B + i] = dot(A + i * lda, A + j * lda, n);
+}
+
+/* ---- one member ---- */
+
+typedef struct {
+    const Problem *p;
+    int e, L, B, pad[MAX_LAYERS];
+    real *s[MAX_LAYERS], *next[MAX_LAYERS];   /* states, [B, pad] */
+    real *rate[MAX_LAYERS];                   /* what a layer transmits: s itself in discrete time */
+    real *first[MAX_LAYERS];                  /* rates at the steady state */
+    real *drive[MAX_LAYERS];                  /* from the input and the bias */
+    real *moved[MAX_LAYERS];                  /* R: sum of the changes of the drives' ends */
+    real *change[MAX_LAYERS];                 /* D: change of a layer, pulled back to its drive;
+                                                 when the phase is over, the last rates */
+    real *wf[MAX_LAYERS], *wb[MAX_LAYERS];    /* packed weights of synapse k: layer k−1 → k, and back */
+    real *f0[MAX_LAYERS], *b0[MAX_LAYERS];    /* W_00, or the total update of VF */
+    real *corrected;                          /* drive with what the phase has changed in it */
+    real *gram_x, *gram_l;
+    int32_t *first_entry, *sample;            /* nonzero pixels: of pixel i, entries first_entry[i] … */
+    int32_t *first_pixel, *pixel;             /* of sample b */
+    real *by_pixel, *by_sample;
+} Member;
+
+static long padded(int n) { return (n + V - 1) / V * V; }
+static int low_rank(const Problem *p, int k) {
+    long a = p->size[k - 1], b = p->size[k];
+    return p->rule == CONTINUAL_EP && a * b > 2L * p->batch * (a + b);
+}
+static int accumulates(const Problem *p) { return p->rule == VF || p->rule == CONTINUAL_VF; }
+/* Whether the total update is kept apart from the weights that move by η_tiny. */
+static int has_totals(const Problem *p) {
+    return p->rule == VF || (p->rule == CONTINUAL_VF && p->rescale != 1);
+}
+
+/* Lay the buffers out; with m == NULL, only count. */
+static size_t layout(const Problem *p, Member *m, char *at) {
+    char *start = at;
+#define TAKE(field, type, count)                                       \
+    do {                                                               \
+        if (m) m->field = (type *)at;                                  \
+        at += (((size_t)(count) * sizeof(type)) + 63) / 64 * 64;       \
+    } while (0)
+    long B = p->batch;
+    long widest = 0;
+    for (int l = 0; l < p->layers; l++) {
+        long n = padded(p->size[l]);
+        if (n > widest) widest = n;
+        TAKE(s[l], real, B * n);
+        TAKE(next[l], real, B * n);
+        TAKE(rate[l], real, B * n);
+        TAKE(first[l], real, B * n);
+        TAKE(drive[l], real, B * n);
+        TAKE(moved[l], real, B * n);
+        TAKE(change[l], real, B * n);
+        if (l > 0) {
+            long f = p->size[l - 1] * n, b = p->size[l] * padded(p->size[l - 1]);
+            TAKE(wf[l], real, f);
+            TAKE(wb[l], real, b);
+            TAKE(f0[l], real, f);
+            TAKE(b0[l], real, b);
+        }
+    }
+    TAKE(corrected, real, B * widest);
+    TAKE(gram_x, real, B * B);
+    TAKE(gram_l, real, B * B);
+    TAKE(first_entry, int32_t, p->inputs + 1);
+    TAKE(sample, int32_t, B * p->inputs);
+    TAKE(first_pixel, int32_t, B + 1);
+    TAKE(pixel, int32_t, B * p->inputs);
+    TAKE(by_pixel, real, B * p->inputs);
+    TAKE(by_sample, real, B * p->inputs);
+    return at - start;
+}
+
+size_t scratch_bytes(const Problem *p) { return layout(p, 0, 0); }
+
+static void open_member(const Problem *p, int e, Member *m) {
+    m->p = p;
+    m->e = e;
+    m->L = p->layers;
+    m->B = p->batch;
+    for (int l = 0; l < m->L; l++) m->pad[l] = padded(p->size[l]);
+    layout(p, m, p->scratch + (size_t)e * scratch_bytes(p));
+}
+
+static real *parameter(real *base, const Member *m, long rows, long cols) {
+    return base ? base + (long)m->e * rows * cols : 0;
+}
+
+static void pack(const real *from, long rows, long cols, real *to, long ld) {
+    for (long i = 0; i < rows; i++) {
+        memcpy(to + i * ld, from + i * cols, cols * sizeof(real));
+        memset(to + i * ld + cols, 0, (ld - cols) * sizeof(real));
+    }
+}
+
+static void pack_transposed(const real *from, long rows, long cols, real *to, long ld) {
+    memset(to, 0, cols * ld * sizeof(real));
+    for (long i0 = 0; i0 < rows; i0 += 16)
+        for (long j = 0; j < cols; j++)
+            for (long i = i0; i < rows && i < i0 + 16; i++) to[j * ld + i] = from[i * cols + j];
+}
+
+/* The nonzero inputs, by sample and by pixel. */
+static void read_input(Member *m) {
+    const Problem *p = m->p;
+    long n = p->inputs;
+    const real *x = p->x + (p->shared_x ? 0 : (long)m->e * m->B * n);
+    memset(m->first_entry, 0, (n + 1) * sizeof(int32_t));
+    int count = 0;
+    for (int b = 0; b < m->B; b++) {
+        m->first_pixel[b] = count;
+        for (int i = 0; i < n; i++)
+            if (x[b * n + i] != 0) {
+                m->pixel[count] = i;
+                m->by_sample[count++] = x[b * n + i];
+                m->first_entry[i + 1]++;
+            }
+    }
+    m->first_pixel[m->B] = count;
+    for (int i = 0; i < n; i++) m->first_entry[i + 1] += m->first_entry[i];
+    for (int b = 0; b < m->B; b++)
+        for (int k = m->first_pixel[b]; k < m->first_pixel[b + 1]; k++) {
+            int at = m->first_entry[m->pixel[k]]++;
+            m->sample[at] = b;
+            m->by_pixel[at] = m->by_sample[k];
+        }
+    memmove(m->first_entry + 1, m->first_entry, n * sizeof(int32_t));
+    m->first_entry[0] = 0;
+    gram(m->B, n, x, n, m->gram_x);
+}
+
+/* row += Σ value[k] · rows[index[k]] over `cols` vectors */
+INLINE void gather(const int cols, int count, const int32_t *index, const real *value,
+                   const real *rows, long ld, real alpha, real *row) {
+    vec sum[8];
+    for (int c = 0; c < cols; c++) sum[c] = (vec){0};
+    for (int k = 0; k < count; k++)
+        for (int c = 0; c < cols; c++) sum[c] += value[k] * *(const vec *)(rows + index[k] * ld + c * V);
+    for (int c = 0; c < cols; c++) *(vec *)(row + c * V) += alpha * sum[c];
+}
+
+static void gather_row(int n, int count, const int32_t *index, const real *value,
+                       const real *rows, long ld, real alpha, real *row) {
+    if (count == 0) return;
+    int j = 0;
+    for (; j + 8 * V <= n; j += 8 * V) gather(8, count, index, value, rows + j, ld, alpha, row + j);
+    for (; j + V <= n; j += V) gather(1, count, index, value, rows + j, ld, alpha, row + j);
+    for (; j < n; j++) {
+        real sum = 0;
+        for (int k = 0; k < count; k++) sum += value[k] * rows[index[k] * ld + j];
+        row[j] += alpha * sum;
+    }
+}
+
+static void open_weights(Member *m) {
+    const Problem *p = m->p;
+    for (int l = 0; l < m->L; l++) {
+        long n = p->size[l], ld = m->pad[l];
+        const real *bias = parameter(p->bias[l], m, 1, n);
+        memset(m->drive[l], 0, m->B * ld * sizeof(real));
+        for (int b = 0; b < m->B && bias; b++) memcpy(m->drive[l] + b * ld, bias, n * sizeof(real));
+        if (l == 0) continue;
+        long before = p->size[l - 1];
+        const real *w = parameter(p->weight[l], m, before, n);
+        pack(w, before, n, m->wf[l], ld);
+        if (p->tied)
+            pack_transposed(w, before, n, m->wb[l], m->pad[l - 1]);
+        else
+            pack(parameter(p->backward[l], m, n, before), n, before, m->wb[l], m->pad[l - 1]);
+    }
+    const real *w = parameter(p->weight[0], m, p->inputs, p->size[0]);
+    for (int b = 0; b < m->B; b++) {
+        int k = m->first_pixel[b];
+        gather_row(p->size[0], m->first_pixel[b + 1] - k, m->pixel + k, m->by_sample + k, w,
+                   p->size[0], 1, m->drive[0] + b * m->pad[0]);
+    }
+}
+
+/* The next state of layer l, from `base` + the drives of its neighbours. Returns nonzero lanes
+   where a drive is not finite. */
+static ivec move(Member *m, int l, const real *base) {
+    const Problem *p = m->p;
+    long ld = m->pad[l], count = m->B * ld;
+    real *to = m->next[l];
+    if (l > 0) {
+        product(m->B, ld, p->size[l - 1], 1, m->rate[l - 1], m->pad[l - 1], 1, m->wf[l], ld, base, ld, to, ld);
+        base = to;
+    }
+    if (l + 1 < m->L)
+        product(m->B, ld, p->size[l + 1], 1, m->rate[l + 1], m->pad[l + 1], 1, m->wb[l + 1], ld, base, ld, to, ld);
+    else if (l == 0)
+        memcpy(to, base, count * sizeof(real));
+    ivec bad = {0};
+    vec huge = splat(sizeof(real) == 4 ? (real)3e38 : (real)1e308);
+    const real *s = m->s[l], *a = m->rate[l];
+    int with_slope = p->slope == SLOPE_ALL || (p->slope == SLOPE_HIDDEN && l + 1 < m->L);
+    for (long i = 0; i < count; i += V) {
+        vec v = *(vec *)(to + i);
+        bad |= ~((v <= huge) & (v >= -huge));
+        if (!p->real_time)
+            *(vec *)(to + i) = activate(p->activation, v);
+        else {
+            vec state = *(const vec *)(s + i);
+            if (with_slope) v *= slope(p->activation, state, *(const vec *)(a + i));
+            *(vec *)(to + i) = (real)(1 - p->dt) * state + (real)p->dt * v;
+        }
+    }
+    return bad;
+}
+
+/* Make the state that `move` wrote the current one. */
+static void settle(Member *m, int l) {
+    real *old = m->s[l];
+    m->s[l] = m->next[l];
+    m->next[l] = old;
+    if (!m->p->real_time)
+        m->rate[l] = m->s[l];
+    else
+        for (long i = 0; i < m->B * m->pad[l]; i += V)
+            *(vec *)(m->rate[l] + i) = activate(m->p->activation, *(vec *)(m->s[l] + i));
+}
+
+static int any(ivec bad) {
+    whole found = 0;
+    for (int v = 0; v < V; v++) found |= bad[v];
+    return found != 0;
+}
+
+/* The largest change of layer l in sample b, between the state and the one before. */
+static real largest_change(const Member *m, int l, int b) {
+    const real *now = m->s[l] + b * m->pad[l], *before = m->next[l] + b * m->pad[l];
+    int n = m->p->size[l], j = 0;
+    vec most = {0};
+    for (; j + V <= n; j += V) {
+        vec d = *(const vec *)(now + j) - *(const vec *)(before + j);
+        most = vmax(most, vmax(d, -d));
+    }
+    real largest = 0;
+    for (int v = 0; v < V; v++) largest = most[v] > largest ? most[v] : largest;
+    for (; j < n; j++) {
+        real d = now[j] - before[j];
+        d = d < 0 ? -d : d;
+        largest = d > largest ? d : largest;
+    }
+    return largest;
+}
+
+static int free_phase(Member *m) {
+    const Problem *p = m->p;
+    int groups = p->in_turn ? 2 : 1;
+    real *residual = p->residual + (long)m->e * m->B;
+    for (int l = 0; l < m->L; l++) {
+        memset(m->s[l], 0, m->B * m->pad[l] * sizeof(real));
+        memset(m->next[l], 0, m->B * m->pad[l] * sizeof(real));
+        if (p->real_time) memset(m->rate[l], 0, m->B * m->pad[l] * sizeof(real));
+        settle(m, l);
+    }
+    ivec bad = {0};
+    int t = 0;
+    while (t < p->free_steps) {
+        for (int l = 0; l < m->L; l++)
+            if (groups == 1 || l % 2 == t % 2) bad |= move(m, l, m->drive[l]);
+        for (int l = 0; l < m->L; l++)
+            if (groups == 1 || l % 2 == t % 2) settle(m, l);
+        t++;
+        if ((p->tolerance >= 0 && t >= groups) || t == p->free_steps) {
+            real most = 0;
+            for (int b = 0; b < m->B; b++) {
+                residual[b] = 0;
+                for (int l = 0; l < m->L; l++) {
+                    real d = largest_change(m, l, b);
+                    if (!(d <= residual[b])) residual[b] = d;
+                }
+                if (!(residual[b] <= most)) most = residual[b];
+            }
+            if (p->tolerance >= 0 && most <= p->tolerance) break;
+        }
+    }
+    p->steps[m->e] = t;
+    for (int l = 0; l < m->L; l++)
+        for (int b = 0; b < m->B; b++)
+            memcpy(p->state[l] + ((long)m->e * m->B + b) * p->size[l], m->s[l] + b * m->pad[l],
+                   p->size[l] * sizeof(real));
+    return any(bad);
+}
+
+/* η/(β ε B) of a member, times what the phase uses of it */
+static real coefficient(const Member *m, const double *rate) {
+    double epsilon = m->p->real_time ? m->p->dt : 1;
+    /* ∂Φ/∂θ and ∂s'/∂drive carry a factor ε in real time, and the update divides by it */
+    return rate ? (real)(rate[m->e] / (m->p->beta[m->e] * m->B) * (accumulates(m->p) ? 1 / epsilon : 1)) : 0;
+}
+
+/* The drive of layer l in the second phase: the input's, with all that has moved since. */
+static const real *second_drive(Member *m, int l, int moving) {
+    const Problem *p = m->p;
+    if (!moving) return m->drive[l];
+    long ld = m->pad[l];
+    real inside = (real)p->rescale, *to = m->corrected;
+    memcpy(to, m->drive[l], m->B * ld * sizeof(real));
+    if (l == 0)
+        product(m->B, ld, m->B, inside * coefficient(m, p->rate[0]), m->gram_x, m->B, 1, m->moved[0], ld, to, ld, to, ld);
+    if (p->bias[l]) {
+        real c = inside * coefficient(m, p->bias_rate[l]);
+        for (long j = 0; j < ld; j += V) {
+            vec total = {0};
+            for (int b = 0; b < m->B; b++) total += *(vec *)(m->moved[l] + b * ld + j);
+            total *= c;
+            for (int b = 0; b < m->B; b++) *(vec *)(to + b * ld + j) += total;
+        }
+    }
+    for (int k = l; k <= l + 1; k++) { /* synapse k joins layers k−1 and k */
+        if (k < 1 || k >= m->L || !low_rank(p, k)) continue;
+        int other = k == l ? l - 1 : l + 1;
+        gram(m->B, p->size[other], m->rate[other], m->pad[other], m->gram_l);
+        product(m->B, ld, m->B, inside * coefficient(m, p->rate[k]), m->gram_l, m->B, 1, m->rate[l], ld, to, ld, to, ld);
+    }
+    return to;
+}
+
+/* W_00 = W(0) − c A_0ᵀ P_0, in both directions */
+static void open_blocks(Member *m) {
+    const Problem *p = m->p;
+    for (int k = 1; k < m->L; k++) {
+        long a = p->size[k - 1], b = p->size[k], la = m->pad[k - 1], lb = m->pad[k];
+        if (p->rule == CONTINUAL_EP) {
+            real c = -(real)p->rescale * coefficient(m, p->rate[k]);
+            real *f = low_rank(p, k) ? m->wf[k] : m->f0[k], *w = low_rank(p, k) ? m->wb[k] : m->b0[k];
+            product(a, lb, m->B, c, m->first[k - 1], 1, la, m->first[k], lb, m->wf[k], lb, f, lb);
+            product(b, la, m->B, c, m->first[k], 1, lb, m->first[k - 1], la, m->wb[k], la, w, la);
+        } else if (has_totals(p)) {
+            memset(m->f0[k], 0, a * lb * sizeof(real));
+            memset(m->b0[k], 0, b * la * sizeof(real));
+        }
+    }
+}
+
+/* f += cf A_tᵀ D and w += cb P_tᵀ D, for the two ends of synapse k; a tied weight gets both */
+static void add_products(Member *m, int k, real cf, real cb, real *f, real *w) {
+    long a = m->p->size[k - 1], b = m->p->size[k], la = m->pad[k - 1], lb = m->pad[k];
+    real **A = m->rate, **D = m->change;
+    product(a, lb, m->B, cf, A[k - 1], 1, la, D[k], lb, f, lb, f, lb);
+    product(b, la, m->B, cb, A[k], 1, lb, D[k - 1], la, w, la, w, la);
+    if (m->p->tied) {
+        product(a, lb, m->B, cf, D[k - 1], 1, la, A[k], lb, f, lb, f, lb);
+        product(b, la, m->B, cb, D[k], 1, lb, A[k - 1], la, w, la, w, la);
+    }
+}
+
+/* What the step from s_t to s_{t+1} changes in the hidden blocks. For C-VF and VF `rate` still
+   holds time t, and `change` the step; for C-EP `rate` holds time t+1. */
+static void update_blocks(Member *m) {
+    const Problem *p = m->p;
+    for (int k = 1; k < m->L; k++) {
+        long a = p->size[k - 1], b = p->size[k], la = m->pad[k - 1], lb = m->pad[k];
+        real **A = m->rate;
+        if (p->rule == CONTINUAL_EP && !low_rank(p, k)) {
+            real c = (real)p->rescale * coefficient(m, p->rate[k]);
+            product(a, lb, m->B, c, A[k - 1], 1, la, A[k], lb, m->f0[k], lb, m->wf[k], lb);
+            product(b, la, m->B, c, A[k], 1, lb, A[k - 1], la, m->b0[k], la, m->wb[k], la);
+        } else if (accumulates(p)) {
+            real cf = coefficient(m, p->rate[k]);
+            real cb = coefficient(m, p->tied ? p->rate[k] : p->back_rate[k]);
+            if (has_totals(p)) add_products(m, k, cf, cb, m->f0[k], m->b0[k]);
+            real inside = (real)p->rescale;
+            if (p->rule == CONTINUAL_VF) add_products(m, k, inside * cf, inside * cb, m->wf[k], m->wb[k]);
+        }
+    }
+}
+
+static int nudged_phase(Member *m) {
+    const Problem *p = m->p;
+    int last = m->L - 1, moving = p->rule == CONTINUAL_EP || p->rule == CONTINUAL_VF;
+    long n_out = p->size[last];
+    const real *y = p->y + (p->shared_y ? 0 : (long)m->e * m->B * n_out);
+    real strength = (real)(p->beta[m->e] * (p->real_time ? p->dt : 1));
+    for (int l = 0; l < m->L; l++) {
+        memcpy(m->first[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
+        memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
+    }
+    open_blocks(m);
+    ivec bad = {0};
+    for (int t = 0; t < p->nudged_steps; t++) {
+        for (int l = 0; l < m->L; l++) bad |= move(m, l, second_drive(m, l, moving));
+        for (int b = 0; b < m->B; b++) /* − β ε ∂ℓ/∂s at s_t */
+            for (long j = 0; j < n_out; j++)
+                m->next[last][b * m->pad[last] + j] +=
+                    strength * (y[b * n_out + j] - m->s[last][b * m->pad[last] + j]);
+        if (accumulates(p)) {
+            for (int l = 0; l < m->L; l++) {
+                int with_slope = p->real_time &&
+                    (p->slope == SLOPE_ALL || (p->slope == SLOPE_HIDDEN && l < last));
+                for (long i = 0; i < m->B * m->pad[l]; i += V) {
+                    vec s = *(vec *)(m->s[l] + i), d = *(vec *)(m->next[l] + i) - s;
+                    if (p->real_time) d *= (real)p->dt;
+                    if (with_slope) d *= slope(p->activation, s, *(vec *)(m->rate[l] + i));
+                    *(vec *)(m->change[l] + i) = d;
+                    *(vec *)(m->moved[l] + i) += d;
+                }
+            }
+            update_blocks(m);
+        }
+        for (int l = 0; l < m->L; l++) settle(m, l);
+        if (!accumulates(p)) {
+            for (int l = 0; l < m->L; l++)
+                for (long i = 0; i < m->B * m->pad[l]; i += V)
+                    *(vec *)(m->moved[l] + i) = *(vec *)(m->rate[l] + i) - *(vec *)(m->first[l] + i);
+            if (p->rule == CONTINUAL_EP) update_blocks(m);
+        }
+    }
+    return any(bad);
+}
+
+static int all_finite(const real *v, long n) {
+    ivec bad = {0};
+    for (long i = 0; i < n; i += V) bad |= ~(*(const vec *)(v + i) * 0 == splat(0));
+    return !any(bad);
+}
+
+static real largest(const real *v, long n) {
+    vec most = {0};
+    long i = 0;
+    for (; i + V <= n; i += V) {
+        vec a = *(const vec *)(v + i);
+        most = vmax(most, vmax(a, -a));
+    }
+    real result = 0;
+    for (int k = 0; k < V; k++) result = most[k] > result ? most[k] : result;
+    for (; i < n; i++) result = v[i] > result ? v[i] : -v[i] > result ? -v[i] : result;
+    return result;
+}
+
+/* Whether an update of some weight could overflow. Then the reference engine has to judge. */
+static int may_overflow(const Member *m) {
+    const Problem *p = m->p;
+    double limit = sizeof(real) == 4 ? 1e37 : 1e307;
+    double from = largest(m->by_sample, m->first_pixel[m->B]);
+    for (int l = 0; l < m->L; l++) {
+        double rate = largest(m->rate[l], m->B * m->pad[l]), moved = largest(m->moved[l], m->B * m->pad[l]);
+        double most = m->B * (1 + (from > rate ? from : rate)) * (1 + rate + moved) * p->nudged_steps;
+        const double *rates[] = {p->rate[l], p->back_rate[l], p->bias_rate[l]};
+        for (int i = 0; i < 3; i++) {
+            double c = rates[i] ? rates[i][m->e] / p->beta[m->e] : 0;
+            if (!((c < 0 ? -c : c) * most < limit)) return 1;
+        }
+        from = rate;
+    }
+    return 0;
+}
+
+static void run_member(const Problem *p, int e) {
+    Member m;
+    open_member(p, e, &m);
+    read_input(&m);
+    open_weights(&m);
+    int bad = free_phase(&m);
+    if (!bad) bad = nudged_phase(&m);
+    for (int l = 0; l < m.L; l++) {
+        if (!all_finite(m.s[l], m.B * m.pad[l]) || !all_finite(m.moved[l], m.B * m.pad[l])) bad = 1;
+        memmove(m.change[l], m.rate[l], m.B * m.pad[l] * sizeof(real));
+    }
+    p->failed[e] = bad || may_overflow(&m);
+}
+
+/* w = scale · w + update, leaving out the padding */
+static void unpack(real *w, long rows, long cols, real scale, const real *update, long ld) {
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < cols; j++) w[i * cols + j] = scale * w[i * cols + j] + update[i * ld + j];
+}
+
+static void commit_member(const Problem *p, int e) {
+    Member m;
+    open_member(p, e, &m);
+    for (int l = 0; l < m.L; l++) {
+        long n = p->size[l], ld = m.pad[l];
+        real *bias = parameter(p->bias[l], &m, 1, n);
+        real c = coefficient(&m, p->bias_rate[l]);
+        if (bias && c != 0)
+            for (long j = 0; j < n; j++) {
+                real sum = 0;
+                for (int b = 0; b < m.B; b++) sum += m.moved[l][b * ld + j];
+                bias[j] += c * sum;
+            }
+        if (l == 0) continue;
+        long a = p->size[l - 1], la = m.pad[l - 1];
+        real *w = parameter(p->weight[l], &m, a, n), *w_back = parameter(p->backward[l], &m, n, a);
+        real cf = coefficient(&m, p->rate[l]);
+        if (!accumulates(p)) { /* c (A_Kᵀ P_K − A_0ᵀ P_0), by way of the packed copy */
+            product(a, ld, m.B, cf, m.change[l - 1], 1, la, m.change[l], ld, 0, 0, m.wf[l], ld);
+            product(a, ld, m.B, -cf, m.first[l - 1], 1, la, m.first[l], ld, m.wf[l], ld, m.wf[l], ld);
+            unpack(w, a, n, 1, m.wf[l], ld);
+        } else if (has_totals(p)) {
+            unpack(w, a, n, 1, m.f0[l], ld);
+            if (!p->tied) unpack(w_back, n, a, 1, m.b0[l], la);
+        } else { /* C-VF: the packed copy is the new weight */
+            unpack(w, a, n, 0, m.wf[l], ld);
+            if (!p->tied) unpack(w_back, n, a, 0, m.wb[l], la);
+        }
+    }
+    long n = p->size[0];
+    real *w = parameter(p->weight[0], &m, p->inputs, n);
+    real c = coefficient(&m, p->rate[0]);
+    for (int i = 0; i < p->inputs && c != 0; i++) {
+        int k = m.first_entry[i];
+        gather_row(n, m.first_entry[i + 1] - k, m.sample + k, m.by_pixel + k, m.moved[0], m.pad[0], c, w + i * n);
+    }
+}
+
+/* ---- all members, a few at a time ---- */
+
+typedef struct {
+    const Problem *p;
+    void (*work)(const Problem *, int);
+    atomic_int next;
+} Queue;
+
+static void *worker(void *argument) {
+    Queue *queue = argument;
+    for (int e; (e = atomic_fetch_add(&queue->next, 1)) < queue->p->members;) queue->work(queue->p, e);
+    return 0;
+}
+
+static void for_each_member(const Problem *p, void (*work)(const Problem *, int)) {
+    Queue queue = {p, work, 0};
+    pthread_t helpers[64];
+    int started = 0, wanted = (p->threads < p->members ? p->threads : p->members) - 1;
+    while (started < wanted && started < 64 && pthread_create(&helpers[started], 0, worker, &queue) == 0)
+        started++;
+    worker(&queue);
+    for (int i = 0; i < started; i++) pthread_join(helpers[i], 0);
+}
+
+void run(const Problem *p) { for_each_member(p, run_member); }
+void commit(const Problem *p) { for_each_member(p, commit_member); }
+size_t problem_bytes(void) { return sizeof(Problem); }
