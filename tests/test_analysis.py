@@ -210,6 +210,23 @@ def test_gddcheck_passes_for_the_toy_model_with_the_errors_of_its_closed_form():
     assert [row.name for row in report.rows] == ["neurons s", "theta"]
 
 
+def test_the_rows_of_gddcheck_are_the_measures_of_the_two_processes():
+    model, (x, y) = real_time(), batch()
+    rule = continual_ep(beta=0.3)
+    report = eqprop.gddcheck(model, rule, x, y)
+    ours = eqprop.time_resolved(model, rule, x, y)
+    exact = eqprop.time_resolved(model, RULES["BPTT"], x, y)
+    pairs = [(ours.neurons[n], exact.neurons[n]) for n in model.layer_names]
+    pairs += [(ours.synapses[n], exact.synapses[n]) for n, _ in model.named_parameters()]
+    for row, (a, b) in zip(report.rows, pairs, strict=True):
+        assert row.relative_error == pytest.approx(float(eqprop.relative_error(a, b)))
+        assert row.angle == pytest.approx(float(eqprop.angle(a.sum(0), b.sum(0))))
+        signs = (a.sign() == b.sign())[b != 0].double().mean()
+        assert row.sign_agreement == pytest.approx(float(signs))
+    assert report.angle == pytest.approx(float(eqprop.angle(ours.total(), exact.total())))
+    assert len({round(row.angle, 3) for row in report.rows}) == len(report.rows)
+
+
 def test_gddcheck_passes_for_a_users_primitive():
     x, y = batch()
     assert eqprop.gddcheck(primitive(), continual_ep(), x, y).passed

@@ -9,7 +9,7 @@ import torch
 
 import eqprop
 
-T, K = 400, 8
+T, K = 320, 8
 BETAS = (1e-2, 1e-3, 1e-4)
 ORDER = 0.05  # on a fitted slope: the next order is a hundredth of the first, or less
 ROUNDING = 1e-10  # on Δ(t) where it is exact: eps/β = 2e-12 for the smallest β, and a margin

@@ -291,7 +291,7 @@ def test_two_phase_rules_approach_bptt_for_a_cost_of_the_users_own(make, cost, r
     (bptt,) = eqprop.BPTT(free_steps=ENOUGH).gradients(model, x, y, cost)
     errors = []
     for beta in (1e-3, 1e-4):
-        two_phase = rule(beta=beta, free_steps=ENOUGH, nudged_steps=ENOUGH)
+        two_phase = rule(beta=beta, free_steps=ENOUGH, nudged_steps=100)
         items = list(two_phase.gradients(model, x, y, cost))
         errors.append(
             {name: (sum(item[name] for item in items) - bptt[name]).norm() for name in bptt}

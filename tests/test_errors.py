@@ -434,9 +434,12 @@ def test_a_sign_that_is_not_one():
     check(lambda: list(a_rule().gradients(net, x, y, sign=sign)), ["sign", "0"])
 
 
-def test_a_sign_that_is_no_tensor():
+def test_a_sign_that_is_no_tensor_is_read_as_a_number():
     net, x, y = a_network(), zeros(5, 3), zeros(5, 2)
-    check(lambda: list(a_rule().gradients(net, x, y, sign=-1.0)), ["sign", "-1.0"])
+    (plain,) = a_rule(beta=-0.1).gradients(net, x, y)
+    (signed,) = a_rule(beta=0.1).gradients(net, x, y, sign=-1.0)
+    assert all(torch.equal(plain[name], signed[name]) for name in plain)
+    check(lambda: list(a_rule().gradients(net, x, y, sign=-2.0)), ["sign", "-2.0"])
 
 
 def test_per_member_values_for_a_network_that_is_no_ensemble():

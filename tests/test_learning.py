@@ -72,7 +72,7 @@ def test_rule_that_points_uphill_does_not_learn(
     assert min(train(name, seeds=1, engine="reference")) > BROKEN
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ["ep-1h", "vf-1h", "c-ep-1h", "c-vf-1h", "rbp-1h"])
 def test_output_layer_alone_does_not_learn(name: str, train: Callable[..., list[float]]) -> None:
     hidden = "synapses.0.weight,synapses.0.bias"
     assert min(train(name, seeds=1, frozen=hidden)) > BROKEN

@@ -148,7 +148,7 @@ def test_short_bptt_equals_the_powers_of_the_matrix_step_by_step(sizes, batch):
 
 
 @pytest.mark.parametrize("time", TIMES, ids=str)
-@pytest.mark.parametrize(("sizes", "batch"), SHAPES)
+@pytest.mark.parametrize(("sizes", "batch"), SHAPES[1::2])
 def test_ep_approaches_the_implicit_gradient_at_first_order_in_beta(sizes, batch, time):
     net, exact, x, y = linear_network(sizes, batch, time)
     expected = exact.loss_gradient(x, y)
@@ -164,7 +164,7 @@ def test_ep_approaches_the_implicit_gradient_at_first_order_in_beta(sizes, batch
 
 
 @pytest.mark.parametrize("time", TIMES, ids=str)
-@pytest.mark.parametrize(("sizes", "batch"), SHAPES)
+@pytest.mark.parametrize(("sizes", "batch"), SHAPES[1::2])
 def test_ep_averaged_over_both_signs_of_beta_is_of_second_order(sizes, batch, time):
     net, exact, x, y = linear_network(sizes, batch, time)
     expected = exact.loss_gradient(x, y)

@@ -12,7 +12,7 @@ import torch
 
 import eqprop
 
-T, K = 400, 10
+T, K = 320, 10
 BETAS = (1e-2, 1e-3, 1e-4)
 SMALL_BETAS = (1e-3, 1e-4, 1e-5)
 SQUARED_ERROR = eqprop.SquaredError()

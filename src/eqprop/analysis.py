@@ -63,6 +63,8 @@ class _Tally:
 
     def add(self, a: Tensor, b: Tensor) -> None:
         eps = torch.finfo(a.dtype).eps
+        if a.shape != b.shape:
+            raise ValueError(f"shapes differ: {list(a.shape)} and {list(b.shape)}")
         u, v = _flat(a, self._ensemble), _flat(b, self._ensemble)
         self._largest = torch.maximum(self._largest, v.abs().amax(-1))
         counted = v.abs() > 1e3 * eps * self._largest[..., None]

@@ -246,11 +246,11 @@ class Dense(Synapses):
         return self._named(forward, backward, d_post)
 
     def _named(self, weight: Tensor, backward: Tensor | None, post: Tensor) -> Gradients:
-        gradients = {"weight": weight}
-        if backward is not None:
-            gradients["backward_weight"] = backward
+        gradients = {"weight": weight}  # in the order of named_parameters()
         if self.bias is not None:
             gradients["bias"] = post.sum(-2)
+        if backward is not None:
+            gradients["backward_weight"] = backward
         return gradients
 
     def _require_tied(self) -> None:

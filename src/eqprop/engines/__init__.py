@@ -10,11 +10,12 @@ from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
 from eqprop.engines.native import CannotBuild, NativeEngine, why_not
 from eqprop.engines.reference import ReferenceEngine
+from eqprop.engines.telescoped import TelescopedEngine
 from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.rules import Rule, TwoPhase
 
-KINDS = ("auto", "reference", "native")
+KINDS = ("auto", "reference", "native", "telescoped")
 
 
 class SlowEngine(UserWarning):
@@ -37,7 +38,7 @@ def make_engine(
     rate}; each may be a tensor [*ensemble]. `frozen` names parameters that do not move. `kind`
     "auto" takes the fastest engine that can run this combination, "reference" the plain one for
     any model, "native" the compiled one for layered networks on the CPU, which runs `threads`
-    members at a time (default: one a core).
+    members at a time (default: one a core), "telescoped" the one that a GPU runs as a graph.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
@@ -47,24 +48,30 @@ def make_engine(
     if kind == "reference":
         return ReferenceEngine(model, rule, rates, cost)
     obstacle = why_not(model, rule, cost)
-    if obstacle is None:
-        assert isinstance(model, Network)
-        assert isinstance(rule, TwoPhase)
-        assert isinstance(cost, SquaredError)
+    if obstacle is not None:
+        if kind != "auto":
+            raise ValueError(f"kind {kind!r} cannot run {obstacle}: use kind='auto'")
+        return ReferenceEngine(model, rule, rates, cost)
+    assert isinstance(model, Network)
+    assert isinstance(rule, TwoPhase)
+    assert isinstance(cost, SquaredError)
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if kind == "native" or (kind == "auto" and on_cpu):
         try:
             return NativeEngine(model, rule, rates, cost, threads)
         except CannotBuild as error:
             if kind == "native":
                 raise ValueError(f"kind 'native': {error}") from None
             warnings.warn(
-                f"the compiled engine is not available ({error}): the reference engine is used, "
-                "many times slower",
+                f"the compiled engine is not available ({error}): a slower one is used",
                 SlowEngine,
                 stacklevel=2,
             )
-    elif kind == "native":
-        raise ValueError(f"kind 'native' cannot run {obstacle}: use kind='auto'")
-    return ReferenceEngine(model, rule, rates, cost)
+    if rule.tolerance is not None:
+        if kind == "telescoped":
+            raise ValueError("kind 'telescoped' runs exactly free_steps: leave out the tolerance")
+        return ReferenceEngine(model, rule, rates, cost)
+    return TelescopedEngine(model, rule, rates, cost)
 
 
 __all__ = [
@@ -74,6 +81,7 @@ __all__ = [
     "NativeEngine",
     "ReferenceEngine",
     "SlowEngine",
+    "TelescopedEngine",
     "descend",
     "make_engine",
     "resolve_rates",

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eqprop.costs import Cost
+from eqprop.data import Split
 from eqprop.dynamics import Relaxation
 from eqprop.model import Model
 from eqprop.rules import Rule, TwoPhase
 from eqprop.seeds import generator
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What the free phases of some minibatches came to, before learning from each: [*ensemble]."""
+
+    wrong: Tensor  # samples whose largest output was not the label
+    loss: Tensor  # Σ of the cost
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.wrong + other.wrong, self.loss + other.loss)
+
+
 class Engine(ABC):
     """Trains one model in place. `relaxation` is the free phase of the latest minibatch."""
+
+    chunk = 1  # how many minibatches it likes to be given at once
 
     def __init__(
         self, model: Model, rule: Rule, rates: Mapping[str, float | Tensor], cost: Cost
@@ -32,6 +47,29 @@ class Engine(ABC):
         `sign` of β (±1 a member) is drawn if the rule asks for it and none is given. A step that
         raises leaves the parameters as they were.
         """
+
+    @torch.no_grad()
+    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
+        """Learn from the minibatches `index` [M, *ensemble, batch] of a split, one after another.
+
+        `signs` of β are [M, *ensemble]. If one of them raises, the parameters are as they were
+        before the first.
+        """
+        before = [p.clone() for p in self.model.parameters()] if len(index) > 1 else []
+        counts = None
+        try:
+            for m in range(len(index)):
+                x, y = split.batch(index[m], self.model.dtype)
+                output = self.step(x, y, None if signs is None else signs[m])
+                wrong = output.argmax(-1) != split.labels[index[m]].long()
+                one = Counts(wrong.double().sum(-1), self.cost(output, y).double().sum(-1))
+                counts = one if counts is None else counts + one
+        except BaseException:
+            for p, value in zip(self.model.parameters(), before, strict=False):
+                p.copy_(value)
+            raise
+        assert counts is not None
+        return counts
 
     def draw_sign(self) -> Tensor | None:
         """The sign of β, drawn for each member from its own seed, if the rule asks for it."""

@@ -85,8 +85,6 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
     tied = {s.tied for s in model.synapses if not s.from_input}
     if len(tied) > 1 or (tied == {False} and type(rule) in (EP, ContinualEP)):
         return "tied and untied synapses mixed, or EP on untied ones"
-    if any(p.device.type != "cpu" for p in model.parameters()):
-        return "parameters that are not on the CPU"
     if model.dtype not in (torch.float32, torch.float64):
         return f"parameters of {model.dtype}"
     return None
@@ -106,6 +104,8 @@ class NativeEngine(Engine):
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
         self._reference = ReferenceEngine(model, rule, rates, cost)
+        if any(p.device.type != "cpu" for p in model.parameters()):
+            raise CannotBuild("the parameters are not on the CPU")
         self._library = library(model.dtype)
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.problem_bytes.restype = ctypes.c_size_t

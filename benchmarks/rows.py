@@ -1,0 +1,47 @@
+"""The six rows that are timed: the paper's training recipes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import eqprop
+from eqprop import data
+from eqprop.engines import Engine
+from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import Recipe
+
+ROWS = ("ep-1h", "c-ep-1h", "c-vf-1h", "ep-2h", "c-ep-2h", "c-vf-2h")
+
+
+def load(row: str, seeds: int) -> Recipe:
+    """The recipe with a fixed sign of β: its draw costs nothing, and the baseline has none."""
+    return recipes.load(row, {"seeds": seeds, "random_sign": False, "frozen": []})
+
+
+def engine(recipe: Recipe, kind: str, device: str = "cpu", threads: int | None = None) -> Engine:
+    members = recipe.members()
+    net = recipe.network(members).to(device)
+    return eqprop.make_engine(
+        net, recipe.learning_rule(members), recipe.rates(members), kind, threads=threads
+    )
+
+
+def minibatches(seeds: int, count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
+    train = data.load("mnist").train.to(device)
+    index = torch.randint(60000, (count, seeds, 20), generator=torch.Generator().manual_seed(0))
+    return [train.batch(index[m].to(device)) for m in range(count)]
+
+
+def alone(recipe: Recipe) -> tuple[eqprop.Network, eqprop.Rule, tuple[float, ...]]:
+    """The first member as a plain network, for the baseline."""
+    one = replace(recipe, seeds=1)
+    members = one.members()
+    net = one.network(members).member(0)
+    rule = one.learning_rule(members)
+    plain = type(rule)(
+        beta=float(members[0].beta), free_steps=rule.free_steps, nudged_steps=rule.nudged_steps
+    )
+    return net, plain, members[0].learning_rates

@@ -1,0 +1,340 @@
+"""`eqprop check`: every number it prints before training is true, and its warning is deserved.
+
+Oracle: `eqprop.total_update`, `eqprop.gddcheck` and `eqprop.angle` called by hand on the same
+network and minibatch, in float64; networks for which the answer is known beforehand.
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+import eqprop
+from eqprop.data import Dataset
+from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import Member, Recipe
+from eqprop.seeds import generator
+
+Cli = Callable[..., Any]
+SMALL = {"layers": "784,24,10"}
+ROUNDING = 0.051  # angles are printed with one decimal
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What `check` printed for one member."""
+
+    text: str
+
+    def row(self, title: str) -> list[float]:
+        """The angles of a row of the decomposition: all, then each synapse."""
+        (line,) = (line for line in self.text.splitlines() if line.startswith(f"{title} "))
+        rest = line.removeprefix(title)
+        return [float(number) for number in re.findall(r"([\d.]+)°", rest)]
+
+    def has_row(self, title: str) -> bool:
+        return any(line.startswith(f"{title} ") for line in self.text.splitlines())
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """What η, β and asymmetry add, and what is left."""
+        number = r"(-?[\d.]+)°"
+        pattern = f"η adds {number}, β {number}, asymmetry {number}; {number} is left"
+        (found,) = re.findall(pattern, self.text)
+        return tuple(map(float, found))
+
+    @property
+    def leaving(self) -> list[tuple[float, float] | None]:
+        """For each synapse the η at which its update leaves, and how many times the recipe's."""
+        found = re.findall(r"^  synapses\.\d: (.*) the recipe's", self.text, re.MULTILINE)
+        pairs = [re.fullmatch(r"(\S+), (\S+) times", verdict) for verdict in found]
+        return [pair and (float(pair[1]), float(pair[2])) for pair in pairs]
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """The same member and minibatch, measured without `check`."""
+
+    recipe: Recipe
+    member: Member
+    x: torch.Tensor
+    y: torch.Tensor
+
+    @property
+    def net(self) -> eqprop.Network:
+        return self.recipe.network([self.member], torch.float64)
+
+    @property
+    def symmetric(self) -> eqprop.Network:
+        net = copy.deepcopy(self.net)
+        for synapse in net.synapses:
+            if getattr(synapse, "backward_weight", None) is not None:
+                synapse.backward_weight.data = synapse.weight.data.mT.clone()
+        return net
+
+    def rates(self, factor: float) -> dict[str, float] | None:
+        """Of all parameters that training moves."""
+        each = self.member.learning_rates
+        names = [name for name, _ in self.net.named_parameters() if name not in self.recipe.frozen]
+        return {name: factor * each[int(name.split(".")[1])] for name in names} if factor else None
+
+    def angles(
+        self, net: eqprop.Network | None = None, beta: float | None = None, factor: float = 0.0
+    ) -> list[float]:
+        """To BPTT's gradient: of everything, then of each synapse."""
+        net = self.net if net is None else net
+        member = self.member if beta is None else replace(self.member, beta=beta)
+        rule = self.recipe.learning_rule([member])
+        T, K = self.recipe.free_steps, self.recipe.nudged_steps
+        ours = eqprop.total_update(net, rule, self.x, self.y, learning_rates=self.rates(factor))
+        exact = eqprop.total_update(
+            net, eqprop.BPTT(free_steps=T, backward_steps=K), self.x, self.y
+        )
+        groups = [
+            list(ours),
+            *(
+                [name for name in ours if name.startswith(f"synapses.{k}.")]
+                for k in range(len(self.member.learning_rates))
+            ),
+        ]
+        return [
+            float(eqprop.angle({n: ours[n] for n in names}, {n: exact[n] for n in names}))
+            for names in groups
+        ]
+
+
+@pytest.fixture(scope="module")
+def checked(cli: Cli, mnist: Dataset) -> Callable[..., tuple[Printed, ByHand]]:
+    def run(name: str, **fields: Any) -> tuple[Printed, ByHand]:
+        fields = SMALL | fields
+        outcome = cli("check", name, **fields)
+        assert (outcome.code, outcome.err) == (0, "")
+        words = (f"{key}={value}" for key, value in fields.items())
+        recipe = recipes.load(name, dict(map(recipes.parse_override, words)) | {"seeds": 1})
+        (member,) = recipe.members()
+        n = recipe.train_samples or len(mnist.train)
+        order = torch.randperm(n, generator=generator(member.seed, "check"))
+        x, y = mnist.train.batch(order[: recipe.batch], torch.float64)
+        return Printed(outcome.out), ByHand(recipe, member, x, y)
+
+    return run
+
+
+def assert_close(printed: list[float], by_hand: list[float]) -> None:
+    assert len(printed) == len(by_hand)
+    for a, b in zip(printed, by_hand, strict=True):
+        assert abs(a - b) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ep-1h", {}),
+        ("c-ep-1h", {}),
+        ("c-ep-2h", {"layers": "784,16,16,10", "free_steps": 40, "train_samples": 500}),
+        ("c-vf-1h", {"angle": 60, "seed": 3}),
+        ("rescaled-c-ep-1h", {"rescale": 0.01}),
+        ("vf-1h", {"angle": 30, "time": "real-time", "dt": 0.4, "activation": "tanh"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_printed_angle_is_true(
+    name: str, fields: dict[str, Any], checked: Callable[..., tuple[Printed, ByHand]]
+) -> None:
+    printed, by_hand = checked(name, **fields)
+    recipe, member = by_hand.recipe, by_hand.member
+    continual = recipe.rule.startswith("continual")
+    moving = (recipe.rescale or 1.0) if continual else 0.0
+    assert member.beta is not None
+    assert_close(printed.row("as trained"), by_hand.angles(factor=moving))
+    assert_close(printed.row("weights held still (η → 0)"), by_hand.angles())
+    assert_close(printed.row("and β → 0"), by_hand.angles(beta=1e-4))
+    still = by_hand.angles(by_hand.symmetric, beta=1e-4)
+    assert_close(printed.row("and symmetric weights"), still)
+    assert printed.has_row("as trained, −β") is recipe.random_sign
+    if recipe.random_sign:
+        opposite = by_hand.angles(beta=-member.beta, factor=moving)
+        assert_close(printed.row("as trained, −β"), opposite)
+    rule = recipe.learning_rule([member])
+    report = eqprop.gddcheck(
+        by_hand.net, rule, by_hand.x, by_hand.y, learning_rates=by_hand.rates(moving)
+    )
+    assert str(report) in printed.text
+    head = f"{recipe.name}, seed {member.seed}, one minibatch of 20, before training"
+    assert printed.text.startswith(head)
+
+
+def test_parts_add_up_to_the_angle_as_trained(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    printed, by_hand = checked("c-vf-1h", angle=60)
+    eta, beta, asymmetry, left = printed.parts
+    trained, still = by_hand.angles(factor=1)[0], by_hand.angles()[0]
+    small = by_hand.angles(beta=1e-4)[0]
+    symmetric = by_hand.angles(by_hand.symmetric, beta=1e-4)[0]
+    assert abs(eta - (trained - still)) < ROUNDING
+    assert abs(beta - (still - small)) < ROUNDING
+    assert abs(asymmetry - (small - symmetric)) < ROUNDING
+    assert abs(left - symmetric) < ROUNDING
+    assert abs(eta + beta + asymmetry + left - trained) < 4 * ROUNDING
+    assert min(eta, asymmetry, left) > 5  # each of them is there to be seen
+
+
+def test_asymmetry_is_blamed_where_there_is_some_and_only_there(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    for name, fields in (("c-ep-1h", {}), ("c-vf-1h", {"angle": 0})):
+        assert checked(name, **fields)[0].parts[2] == 0.0
+    blamed = [checked("c-vf-1h", angle=angle)[0].parts[2] for angle in (45, 90, 135)]
+    assert blamed == sorted(blamed)
+    assert blamed[0] > 3
+    assert blamed[2] > 60
+
+
+def test_eta_and_beta_are_blamed_only_where_they_act(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    eta, beta, asymmetry, _ = checked("ep-1h")[0].parts
+    assert (eta, asymmetry) == (0.0, 0.0)  # one update, after the phase
+    assert abs(beta) < abs(checked("ep-1h", beta=1.0)[0].parts[1])
+    tiny = checked("c-ep-1h", learning_rates="1e-9,1e-9", beta=1e-4)[0].parts
+    assert tiny[:3] == (0.0, 0.0, 0.0)
+
+
+def test_nothing_is_blamed_on_bptt(checked: Callable[..., tuple[Printed, ByHand]]) -> None:
+    printed, _ = checked("bptt-1h")
+    assert printed.row("as trained") == [0.0, 0.0, 0.0]
+    assert printed.parts == (0.0, 0.0, 0.0, 0.0)
+    assert "PASSED" in printed.text
+    assert "below 90°, as the paper advises: 0.0°" in printed.text
+
+
+def test_what_is_left_is_the_slope_that_discrete_time_drops(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    """In real time with σ' everywhere F = ∂Φ/∂s, Theorem 1 holds, and nothing is left."""
+    discrete = checked("ep-1h")[0].parts[3]
+    fields = {"time": "real-time", "dt": 0.5, "activation": "tanh", "free_steps": 200}
+    assert discrete > 5
+    assert checked("ep-1h", **fields)[0].parts[3] < 0.1
+
+
+# The warning
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "warns"),
+    [
+        ("ep-1h", {}, False),
+        ("c-ep-1h-fixed-beta", {}, False),
+        ("c-vf-1h", {"angle": 0, "learning_rates": "0.001,0.001"}, False),
+        ("c-vf-1h", {"angle": 180, "learning_rates": "0.001,0.001"}, True),
+        ("vf-1h", {"angle": 180}, True),
+    ],
+)
+def test_warning_is_given_above_90_degrees_and_not_below(
+    name: str,
+    fields: dict[str, Any],
+    warns: bool,
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    printed, by_hand = checked(name, **fields)
+    moving = 1.0 if by_hand.recipe.rule.startswith("continual") else 0.0
+    worst = by_hand.angles(factor=moving)[0]
+    if by_hand.recipe.random_sign and by_hand.member.beta is not None:
+        worst = max(worst, by_hand.angles(beta=-by_hand.member.beta, factor=moving)[0])
+    assert (worst > 90) is warns
+    last = printed.text.strip().splitlines()[-1]
+    if warns:
+        assert last.startswith(f"WARNING: the update is {worst:.0f}° from the gradient")
+        assert "lower the learning rates or the weight angle" in last
+    else:
+        assert last == f"below 90°, as the paper advises: {worst:.1f}°"
+        assert "WARNING" not in printed.text
+
+
+def test_the_worse_sign_of_beta_decides(checked: Callable[..., tuple[Printed, ByHand]]) -> None:
+    """With rates this large one sign of β is below 90° and the other above."""
+    fields = {"learning_rates": "0.0076,0.0038", "layers": "784,32,10"}
+    printed, by_hand = checked("c-vf-1h", **fields)
+    plus, minus = printed.row("as trained")[0], printed.row("as trained, −β")[0]
+    assert plus < 90 < minus
+    assert f"WARNING: the update is {minus:.0f}° from the gradient" in printed.text
+    assert abs(by_hand.angles(beta=-0.2, factor=1)[0] - minus) < ROUNDING
+
+
+# The η at which it goes wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("c-ep-1h-fixed-beta", {}),
+        ("c-ep-1h-fixed-beta", {"learning_rates": "1e-5,5e-6"}),
+        ("c-ep-1h-fixed-beta", {"learning_rates": "10,5"}),
+        ("c-vf-1h", {"angle": 30}),
+    ],
+    ids=str,
+)
+def test_leaving_rate_is_where_the_update_has_turned_by_ten_degrees(
+    name: str, fields: dict[str, Any], checked: Callable[..., tuple[Printed, ByHand]]
+) -> None:
+    """Printed with two digits, and found to 2^(1/16) = 4.4 %."""
+    printed, by_hand = checked(name, **fields)
+    still = by_hand.angles()
+    assert len(printed.leaving) == 2
+    for k, found in enumerate(printed.leaving):
+        assert found is not None
+        eta, times = found
+        recipes_own = by_hand.member.learning_rates[k]
+        assert abs(eta / recipes_own / times - 1) < 0.1
+        factor = eta / recipes_own
+
+        def turned(at: float, k: int = k) -> float:
+            return by_hand.angles(factor=at)[1 + k] - still[1 + k]
+
+        assert turned(1.05 * factor) >= 10
+        assert turned(0.9 * factor) < 10
+        assert turned(0.5 * factor) < 8
+
+
+def test_leaving_rate_does_not_depend_on_the_rates_of_the_recipe(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    found = [
+        checked("c-ep-1h-fixed-beta", learning_rates=rates)[0].leaving
+        for rates in ("5.6e-6,2.8e-6", "5.6e8,2.8e8")
+    ]
+    for k in range(2):
+        low, high = (pair[k][0] for pair in found)
+        assert abs(low / high - 1) < 0.1
+
+
+def test_leaving_rate_that_is_far_away_is_called_so(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    printed, by_hand = checked("c-ep-1h-fixed-beta", learning_rates="1e-9,1e-9")
+    assert printed.leaving == [None, None]
+    assert "synapses.0: far above the recipe's 1e-09" in printed.text
+    assert by_hand.angles(factor=1024)[1] < by_hand.angles()[1] + 10
+
+
+def test_only_continual_rules_have_a_leaving_rate(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    for name in ("ep-1h", "vf-1h", "bptt-1h", "rbp-1h"):
+        assert "η at which" not in checked(name)[0].text
+
+
+def test_each_member_of_a_sweep_is_checked(cli: Cli) -> None:
+    outcome = cli("check", "c-vf-1h", "--seeds", 2, **SMALL, angle="0,90")
+    assert outcome.code == 0
+    heads = re.findall(r"^c-vf-1h, seed (\d), one minibatch", outcome.out, re.MULTILINE)
+    assert heads == ["0", "1", "0", "1"]
+    blamed = [Printed(text).parts[2] for text in outcome.out.split("c-vf-1h, seed")[1:]]
+    assert blamed[:2] == [0.0, 0.0]
+    assert min(blamed[2:]) > 10

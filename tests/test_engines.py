@@ -1,0 +1,386 @@
+"""Oracle: parity. Every fast engine gives the numbers of the reference engine."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import eqprop
+from benchmarks.baseline import Baseline
+from eqprop import engines
+from eqprop.engines.native import build
+
+FAST = ("native", "telescoped")
+RULES = {
+    "EP": (eqprop.EP, True, {}),
+    "C-EP": (eqprop.ContinualEP, True, {}),
+    "rescaled C-EP": (eqprop.ContinualEP, True, {"rescale": 1e-5}),
+    "VF": (eqprop.VF, False, {}),
+    "C-VF": (eqprop.ContinualVF, False, {}),
+    "rescaled C-VF": (eqprop.ContinualVF, False, {"rescale": 1e-3}),
+    "VF, tied": (eqprop.VF, True, {}),
+    "C-VF, tied": (eqprop.ContinualVF, True, {}),
+}
+# The largest difference of any parameter or output from the reference, and why it may be so.
+TOLERANCES = {
+    "float64, 1 minibatch": 1e-12,  # other orders of summation: some 1e-15, grown by 1/β
+    "float64, 50 minibatches": 1e-9,  # each minibatch starts from the difference of the last
+    "float32 over the reference's own error": 4.0,  # both round about equally often
+}
+# sizes, batch, members: hidden layers from one to three, sizes that fill vectors and that do not
+SHAPES = (
+    ((6, 5, 3), 1, 1),
+    ((9, 63, 5), 7, 3),
+    ((12, 512, 10), 20, 1),
+    ((5, 100, 63, 7), 33, 1),
+    ((8, 63, 100, 5), 7, 5),
+    ((7, 5, 63, 100, 4), 20, 3),
+    ((4, 3), 7, 3),
+)
+
+
+def build_pair(kind, rule, sizes, members, dtype=torch.float64, time=None, angle=30.0, **more):
+    cls, tied, extra = RULES[rule]
+    net = eqprop.layered(
+        *sizes,
+        tied=tied,
+        angle=0.0 if tied else angle,
+        time=time or eqprop.Discrete(),
+        activation="sigmoid" if time is None else "tanh",
+        init="fan_in",
+        ensemble=(members,),
+        dtype=dtype,
+    )
+    other = copy.deepcopy(net)
+    options = {"beta": 0.3, "free_steps": 12, "nudged_steps": 6, **extra, **more}
+    rates = [0.02 * (k + 1) for k in range(len(sizes) - 1)]
+    slow = eqprop.make_engine(net, cls(**options), rates, "reference")
+    return slow, eqprop.make_engine(other, cls(**options), rates, kind)
+
+
+def minibatch(seed, sizes, members, batch, dtype=torch.float64):
+    source = torch.Generator().manual_seed(seed)
+    x = torch.rand(members, batch, sizes[0], generator=source, dtype=torch.float64)
+    x = x * (torch.rand(members, batch, sizes[0], generator=source) < 0.6)
+    y = torch.rand(members, batch, sizes[-1], generator=source, dtype=torch.float64)
+    return x.to(dtype), y.to(dtype)
+
+
+def distance(slow, fast):
+    pairs = zip(slow.model.parameters(), fast.model.parameters(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def poison(engine):
+    """What a buffer holds before a step must not matter."""
+    if isinstance(engine, engines.NativeEngine):
+        engine._scratch.fill_(255)  # NaN, as floats
+
+
+def assert_parity(slow, fast, sizes, members, batch, minibatches, tolerance):
+    for m in range(minibatches):
+        x, y = minibatch(m, sizes, members, batch)
+        poison(fast)
+        a, b = slow.step(x, y), fast.step(x, y)
+        assert float((a - b).abs().max()) <= tolerance
+    assert distance(slow, fast) <= tolerance
+    for key in ("sample_residual", "member_steps"):
+        mine, theirs = (getattr(e.relaxation, key).double() for e in (fast, slow))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerance)
+    for mine, theirs in zip(fast.relaxation.state, slow.relaxation.state, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("sizes", "batch", "members"), SHAPES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", FAST)
+def test_one_minibatch_in_discrete_time(kind, rule, sizes, batch, members):
+    for beta, steps in ((0.3, 12), (-0.3, 11)):
+        pair = build_pair(kind, rule, sizes, members, beta=beta, free_steps=steps)
+        tolerance = TOLERANCES["float64, 1 minibatch"]
+        assert_parity(*pair, sizes, members, batch, 1, tolerance)
+
+
+@pytest.mark.parametrize("slope", ["all", "hidden", "none"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", FAST)
+def test_one_minibatch_in_real_time(kind, rule, slope):
+    sizes = (9, 63, 20, 5)
+    pair = build_pair(kind, rule, sizes, 3, time=eqprop.RealTime(0.2, slope), beta=-0.3)
+    assert_parity(*pair, sizes, 3, 7, 1, TOLERANCES["float64, 1 minibatch"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", FAST)
+def test_fifty_minibatches_with_random_signs(kind, rule):
+    sizes = (9, 63, 20, 5)
+    pair = build_pair(kind, rule, sizes, 3, random_sign=True)
+    assert_parity(*pair, sizes, 3, 7, 50, TOLERANCES["float64, 50 minibatches"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", FAST)
+def test_layers_in_turn(kind, rule):
+    for sizes, steps in (((9, 33, 5), 12), ((9, 33, 20, 5), 11)):
+        pair = build_pair(kind, rule, sizes, 2, in_turn=True, free_steps=steps)
+        assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_tolerance_ends_the_free_phase_of_each_member_as_in_the_reference(in_turn):
+    sizes = (9, 33, 20, 5)
+    for tolerance in (1e-2, 1e-4):
+        pair = build_pair(
+            "native", "C-EP", sizes, 4, tolerance=tolerance, free_steps=200, in_turn=in_turn
+        )
+        assert_parity(*pair, sizes, 4, 7, 2, TOLERANCES["float64, 1 minibatch"])
+        steps = pair[1].relaxation.member_steps
+        assert 2 < int(steps.min()) <= int(steps.max()) < 200
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "hard_sigmoid", "identity"])
+@pytest.mark.parametrize("kind", FAST)
+def test_every_activation_in_both_times(kind, activation):
+    sizes = (6, 17, 4)
+    for time in (eqprop.Discrete(), eqprop.RealTime(0.3)):
+        net = eqprop.layered(
+            *sizes,
+            activation=activation,
+            time=time,
+            init="fan_in",  # small enough for the linear network to settle
+            ensemble=2,
+            dtype=torch.float64,
+        )
+        rule = eqprop.ContinualEP(beta=0.1, free_steps=9, nudged_steps=4)
+        slow = eqprop.make_engine(net, rule, 0.01, "reference")
+        fast = eqprop.make_engine(copy.deepcopy(net), rule, 0.01, kind)
+        assert_parity(slow, fast, sizes, 2, 5, 2, TOLERANCES["float64, 1 minibatch"])
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_what_may_differ_between_members_and_what_is_frozen(kind):
+    sizes = (6, 17, 9, 4)
+    net = eqprop.layered(
+        *sizes, tied=False, angle=[0.0, 90.0, 180.0], ensemble=3, dtype=torch.float64
+    )
+    rule = eqprop.ContinualVF(
+        beta=torch.tensor([0.1, -0.2, 0.4]).double(), free_steps=8, nudged_steps=4
+    )
+    rates = [torch.tensor([0.1, 0.01, 0.05]).double(), 0.02, torch.tensor([0.0 + 0.1] * 3)]
+    frozen = ["synapses.0.bias", "synapses.2.backward_weight"]
+    slow = eqprop.make_engine(net, rule, rates, "reference", frozen=frozen)
+    fast = eqprop.make_engine(copy.deepcopy(net), rule, rates, kind, frozen=frozen)
+    before = {n: p.clone() for n, p in fast.model.named_parameters()}
+    assert_parity(slow, fast, sizes, 3, 5, 3, TOLERANCES["float64, 1 minibatch"])
+    for name, parameter in fast.model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name in frozen)
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_one_network_without_an_ensemble_axis_a_shared_minibatch_and_no_biases(kind):
+    net = eqprop.layered(6, 17, 4, bias=False, dtype=torch.float64)
+    rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
+    slow = eqprop.make_engine(net, rule, 0.05, "reference")
+    fast = eqprop.make_engine(copy.deepcopy(net), rule, 0.05, kind)
+    x, y = torch.rand(5, 6, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(slow.step(x, y), fast.step(x, y), rtol=0, atol=1e-13)
+    assert distance(slow, fast) <= TOLERANCES["float64, 1 minibatch"]
+
+
+@pytest.mark.parametrize("rule", ["EP", "C-EP", "rescaled C-EP", "VF", "C-VF"])
+@pytest.mark.parametrize("kind", FAST)
+def test_float32_is_as_exact_as_the_reference_in_float32(kind, rule):
+    sizes = (40, 100, 63, 10)
+    exact, _ = build_pair(kind, rule, sizes, 2)
+    slow, fast = build_pair(kind, rule, sizes, 2, dtype=torch.float32)
+    for name, p in exact.model.named_parameters():  # the same start, rounded
+        p.copy_(dict(slow.model.named_parameters())[name].double())
+    for m in range(20):
+        x, y = minibatch(m, sizes, 2, 20, torch.float32)
+        exact.step(x.double(), y.double())
+        slow.step(x, y)
+        fast.step(x, y)
+    own, ours = distance(exact, slow), distance(exact, fast)
+    assert own > 1e-8  # float32 does round here, so that the bound below means something
+    assert ours <= TOLERANCES["float32 over the reference's own error"] * own
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kind):
+    sizes = (6, 9, 8, 4)
+    slow, fast = build_pair(kind, "C-EP", sizes, 3)
+    x, y = minibatch(0, sizes, 3, 5)
+    for engine in (slow, fast):
+        engine.model.synapses[1].weight[1, 2, 3] = float("nan")
+    before = [p.clone() for p in fast.model.parameters()]
+    failures = []
+    for engine in (slow, fast):
+        with pytest.raises(eqprop.NonFiniteState) as caught:
+            engine.step(x, y)
+        failures.append(caught.value)
+    assert str(failures[0]) == str(failures[1])
+    assert failures[1].members.tolist() == [False, True, False]
+    for p, value in zip(fast.model.parameters(), before, strict=True):
+        torch.testing.assert_close(p, value, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_an_update_that_overflows_is_refused_and_moves_nothing(kind):
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rates = torch.tensor([0.1, 1e38], dtype=torch.float64)
+    rule = eqprop.EP(beta=1e-3, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, rates, kind)
+    before = [p.clone() for p in net.parameters()]
+    x, y = minibatch(0, (6, 9, 4), 2, 5, torch.float32)
+    with pytest.raises(eqprop.NonFinite) as caught:
+        engine.step(x, y)
+    assert caught.value.members.tolist() == [False, True]
+    assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
+
+
+def test_native_results_do_not_depend_on_the_number_of_threads():
+    sizes = (9, 33, 20, 5)
+    results = []
+    for threads in (1, 2, 7):
+        net = eqprop.layered(*sizes, ensemble=5)
+        rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
+        engine = eqprop.make_engine(net, rule, 0.05, "native", threads=threads)
+        for m in range(5):
+            engine.step(*minibatch(m, sizes, 5, 7, torch.float32))
+        results.append([p.clone() for p in net.parameters()])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_member_is_the_same_in_any_company(kind):
+    sizes = (9, 33, 20, 5)
+    rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4, random_sign=True)
+    together = eqprop.layered(*sizes, ensemble=3, dtype=torch.float64)
+    alone = eqprop.layered(*sizes, ensemble=1, seed=2, dtype=torch.float64)
+    crowd = eqprop.make_engine(together, rule, 0.05, kind)
+    single = eqprop.make_engine(alone, rule, 0.05, kind)
+    for m in range(4):
+        x, y = minibatch(m, sizes, 3, 7)
+        crowd.step(x, y)
+        single.step(x[2:], y[2:])
+    for a, b in zip(together.member(2).parameters(), alone.member(0).parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+def test_auto_takes_the_compiled_engine_where_it_can_and_the_reference_elsewhere():
+    net = eqprop.layered(4, 3, 2)
+    ep = eqprop.EP(beta=0.1, free_steps=4, nudged_steps=2)
+    assert type(eqprop.make_engine(net, ep, 0.1)) is engines.NativeEngine
+    lateral = eqprop.Network(
+        [eqprop.Input(4), eqprop.Layer("h", 3), eqprop.Layer("o", 2)],
+        [eqprop.Dense("input", "h"), eqprop.Dense("h", "o"), eqprop.Dense("h", "h")],
+    )
+    own_cost = lambda output, y: (output - y).abs().sum(-1)  # noqa: E731
+    for model, rule, cost in (
+        (lateral, ep, eqprop.SquaredError()),
+        (net, eqprop.BPTT(free_steps=4), eqprop.SquaredError()),
+        (net, ep, own_cost),
+        (eqprop.layered(4, 3, 2, activation=torch.sin), ep, eqprop.SquaredError()),
+        (eqprop.layered(4, 3, 2, dtype=torch.bfloat16), ep, eqprop.SquaredError()),
+    ):
+        engine = eqprop.make_engine(model, rule, 0.1, cost=cost)
+        assert type(engine) is engines.ReferenceEngine
+        with pytest.raises(ValueError, match="kind 'native' cannot run"):
+            eqprop.make_engine(model, rule, 0.1, "native", cost=cost)
+
+
+def test_without_a_compiler_auto_says_so_and_goes_on(monkeypatch):
+    monkeypatch.setenv("EQPROP_NATIVE", "0")
+    build.library.cache_clear()
+    try:
+        net = eqprop.layered(4, 3, 2)
+        rule = eqprop.EP(beta=0.1, free_steps=4, nudged_steps=2)
+        with pytest.warns(engines.SlowEngine, match="EQPROP_NATIVE=0"):
+            engine = eqprop.make_engine(net, rule, 0.1)
+        assert type(engine) is engines.TelescopedEngine
+        with pytest.raises(ValueError, match="EQPROP_NATIVE=0"):
+            eqprop.make_engine(net, rule, 0.1, "native")
+    finally:
+        build.library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build.library.cache_clear()
+    try:
+        with pytest.raises(build.CannotBuild, match="it is broken"):
+            build.library(torch.float32)
+        assert not list((tmp_path / "cache").rglob("*.so"))
+    finally:
+        build.library.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["reference", *FAST])
+def test_running_minibatches_of_a_split_is_stepping_through_them(kind):
+    from eqprop.data import Split
+
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (40, 6), generator=source, dtype=torch.uint8)
+    labels = torch.randint(4, (40,), generator=source, dtype=torch.uint8)
+    split = Split(images, labels, 4)
+    index = torch.randint(40, (5, 2, 7), generator=source)
+    signs = 2.0 * torch.randint(2, (5, 2), generator=source) - 1
+    rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
+    one, two = (eqprop.layered(6, 9, 4, ensemble=2, dtype=torch.float64) for _ in range(2))
+    counts = eqprop.make_engine(one, rule, 0.05, kind).run(split, index, signs)
+    stepping = eqprop.make_engine(two, rule, 0.05, "reference")
+    wrong, loss = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
+    for m in range(5):
+        x, y = split.batch(index[m], torch.float64)
+        output = stepping.step(x, y, signs[m])
+        wrong += (output.argmax(-1) != labels[index[m]]).sum(-1)
+        loss += 0.5 * ((output - y) ** 2).sum((-2, -1))
+    assert counts.wrong.tolist() == wrong.tolist()
+    torch.testing.assert_close(counts.loss, loss, rtol=1e-12, atol=0)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
+def test_the_baseline_of_the_benchmarks_computes_the_same(rule):
+    """A race against something that computes another thing would mean nothing."""
+    cls, tied, _ = RULES[rule]
+    net = eqprop.layered(9, 17, 8, 4, tied=tied, dtype=torch.float64)
+    other = copy.deepcopy(net)
+    plain = cls(beta=0.2, free_steps=9, nudged_steps=4)
+    slow = eqprop.make_engine(net, plain, (0.1, 0.2, 0.3), "reference")
+    baseline = Baseline(other, plain, (0.1, 0.2, 0.3))
+    for m in range(3):
+        x, y = minibatch(m, (9, 4), 1, 5)
+        torch.testing.assert_close(slow.step(x[0], y[0]), baseline.step(x[0], y[0]))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("sizes", [(9, 33, 5), (9, 33, 20, 5)])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_captured_graph_on_a_gpu(rule, sizes):
+    slow, fast = build_pair("telescoped", rule, sizes, 3, random_sign=True)
+    fast.model.cuda()
+    fast = eqprop.make_engine(fast.model, fast.rule, [0.02, 0.04, 0.06][: len(sizes) - 1])
+    for m in range(20):
+        x, y = minibatch(m, sizes, 3, 7)
+        a, b = slow.step(x, y), fast.step(x.cuda(), y.cuda())
+        torch.testing.assert_close(a, b.cpu(), rtol=0, atol=1e-9)
+    fast.model.cpu()
+    assert distance(slow, fast) <= TOLERANCES["float64, 50 minibatches"]
+
+
+def test_engines_warn_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("auto", "reference", *FAST):
+            _, fast = build_pair(kind, "EP", (4, 3, 2), 2)
+            fast.step(*minibatch(0, (4, 3, 2), 2, 3))
