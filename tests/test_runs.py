@@ -239,7 +239,11 @@ def training(
 
 def plan(training: Training, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     training.at.epoch = epoch
-    return list(training._epoch_plan())
+    return [
+        (index[m], None if signs is None else signs[m])
+        for index, signs in training._epoch_plan()
+        for m in range(len(index))
+    ]
 
 
 def sigma(v: torch.Tensor) -> torch.Tensor:

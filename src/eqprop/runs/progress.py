@@ -58,7 +58,7 @@ class Progress:
                 dynamic_ncols=True,
             )
         self._bar.set_postfix_str(f"train error {train_error:.2f} %", refresh=False)
-        self._bar.update()
+        self._bar.update(done - self._bar.n)
 
     def epoch(self, record: dict[str, Any], seconds: float) -> None:
         if self._bar is not None:

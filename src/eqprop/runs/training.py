@@ -142,10 +142,10 @@ class Training:
         self.watcher = watcher
         started = time.perf_counter() - self.at.seconds
         while self.at.epoch < self.recipe.epochs and self.living:
-            for index, sign in self._epoch_plan():
+            for index, signs in self._epoch_plan():
                 with warnings.catch_warnings():  # metrics.jsonl counts what does not settle
                     warnings.simplefilter("ignore", NotSettled)
-                    self._minibatch(index, sign)
+                    self._learn(index, signs)
                 self.at.seconds = time.perf_counter() - started
                 if self.watcher.stop_requested:
                     self._save()
@@ -166,54 +166,61 @@ class Training:
         return math.ceil(len(self.data.train) / self.recipe.batch)
 
     def _epoch_plan(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The samples [E, batch] and the sign of β [E] of each minibatch still to come."""
-        n, size = len(self.data.train), self.recipe.batch
-        epoch = self.at.epoch
+        """The samples [M, E, batch] and the signs of β [M, E] of the minibatches still to come,
+        as many at once as the engine likes.
+        """
+        n, size, epoch = len(self.data.train), self.recipe.batch, self.at.epoch
         order = torch.stack(
             [
                 torch.randperm(n, generator=generator(m.seed, f"data order of epoch {epoch}"))
                 for m in self.members
             ]
-        )
-        signs = None
-        if self.recipe.random_sign:
-            bits = torch.stack(
-                [
-                    torch.randint(
-                        2,
-                        (self._minibatches(),),
-                        generator=generator(m.seed, f"signs of beta of epoch {epoch}"),
-                    )
-                    for m in self.members
-                ]
-            )
-            signs = 2.0 * bits - 1
-        for b in range(self.at.minibatch, self._minibatches()):
-            index = order[:, b * size : (b + 1) * size].to(self.device)
-            yield index, None if signs is None else signs[:, b]
+        ).to(self.device)
+        signs = self._signs(epoch) if self.recipe.random_sign else None
+        whole, chunk = n // size, 1 if self.angles_every else self.engine.chunk
+        first = self.at.minibatch
+        while first < self._minibatches():
+            last = min(first + chunk, whole) if first < whole else first + 1
+            samples = order[:, first * size : last * size]
+            index = samples.reshape(len(order), last - first, -1).movedim(1, 0)
+            yield index, None if signs is None else signs[first:last]
+            first = last
 
-    def _minibatch(self, index: Tensor, sign: Tensor | None) -> None:
-        """Learn from one minibatch. A member that fails is frozen, and the others repeat it."""
-        done = self.at.epoch * self._minibatches() + self.at.minibatch
-        while self.living:
-            x, y = self.data.train.batch(index[self.living], self.net.dtype)
-            living_sign = None if sign is None else sign[self.living]
-            try:
-                measured = self.angles_every and done % self.angles_every == 0
-                angles = self._angles(x, y, done) if measured else None
-                output = self.engine.step(x, y, living_sign)
-                break
-            except NonFinite as failure:
+    def _signs(self, epoch: int) -> Tensor:
+        """The sign of β of each minibatch of an epoch, [minibatches, E]."""
+        bits = [
+            torch.randint(
+                2,
+                (self._minibatches(),),
+                generator=generator(m.seed, f"signs of beta of epoch {epoch}"),
+            )
+            for m in self.members
+        ]
+        return 2.0 * torch.stack(bits, dim=1) - 1
+
+    def _learn(self, index: Tensor, signs: Tensor | None) -> None:
+        """Learn from some minibatches. Where a member fails, go through them one at a time; then
+        the member is frozen, and the others repeat that minibatch.
+        """
+        chosen = index[:, self.living]
+        try:
+            angles = self._angles(chosen[0])
+            counts = self.engine.run(
+                self.data.train, chosen, None if signs is None else signs[:, self.living]
+            )
+        except NonFinite as failure:
+            if len(index) == 1:
                 self._freeze(failure)
-        else:
+            for m in range(len(index)):
+                if self.living:
+                    self._learn(index[m : m + 1], None if signs is None else signs[m : m + 1])
             return
         if angles is not None:
             self.folder.append_line("angles.jsonl", angles)
             self.watcher.angles(angles)
-        labels = self.data.train.labels[index[self.living]].long()
-        self.at.wrong[self.living] += (output.argmax(-1) != labels).double().sum(-1)
-        self.at.loss[self.living] += self.cost(output, y).double().sum(-1)
-        self.at.minibatch += 1
+        self.at.wrong[self.living] += counts.wrong
+        self.at.loss[self.living] += counts.loss
+        self.at.minibatch += len(index)
         seen = min(self.at.minibatch * self.recipe.batch, len(self.data.train))
         error = 100 * float(self.at.wrong[self.living].mean()) / seen
         self.watcher.minibatch(self.at.epoch + 1, self.at.minibatch, self._minibatches(), error)
@@ -237,10 +244,14 @@ class Training:
             self.net = self.net.members(keep)
             self.engine = self._make_engine()
 
-    def _angles(self, x: Tensor, y: Tensor, done: int) -> dict[str, Any]:
-        members = self._living_members()
+    def _angles(self, index: Tensor) -> dict[str, Any] | None:
+        """The angles of the minibatch [E, batch] that comes next, if it is one to be recorded."""
+        done = self.at.epoch * self._minibatches() + self.at.minibatch
+        if not self.angles_every or done % self.angles_every:
+            return None
+        members, E = self._living_members(), self.net.ensemble
+        x, y = self.data.train.batch(index, self.net.dtype)
         ours, exact = update_and_gradient(self.net, self.recipe, members, x, y, self.cost)
-        E = self.net.ensemble
         return {
             "epoch": self.at.epoch + 1,
             "minibatch": done,
