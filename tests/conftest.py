@@ -3,7 +3,7 @@
 import io
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -66,19 +66,23 @@ def cli(mnist: Dataset) -> Callable[..., Outcome]:
     return run
 
 
-@pytest.fixture(scope="session")
-def spawn(mnist: Dataset) -> Callable[..., "subprocess.Popen[str]"]:
-    """The command line in a process of its own, its output in pipes."""
+@pytest.fixture
+def spawn(mnist: Dataset) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """The command line in a process of its own, its output in pipes, gone when the test is.
 
-    def start(
-        *words: Any, before: Callable[[], None] | None = None, **fields: Any
-    ) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "eqprop", *command_words(words, fields)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=before,
-        )
+    `blocks` is the size of the largest file that it may write, in the unit of `ulimit -f`.
+    """
+    started: list[subprocess.Popen[str]] = []
 
-    return start
+    def start(*words: Any, blocks: int | None = None, **fields: Any) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "eqprop", *command_words(words, fields)]
+        if blocks is not None:
+            command = ["sh", "-c", 'ulimit -f "$0"; exec "$@"', str(blocks), *command]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, **pipes, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -6,7 +6,6 @@ same bytes; what is refused must leave every byte of the folder as it was.
 
 import json
 import os
-import resource
 import shlex
 import signal
 import subprocess
@@ -19,6 +18,9 @@ import pytest
 import torch
 
 import eqprop.cli
+from eqprop.runs import recipe as recipes
+from eqprop.runs import training
+from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 
 RECIPE = {
@@ -136,6 +138,8 @@ def test_run_stopped_at_any_minibatch_goes_on_to_the_same_bytes(
     assert f"stopped in epoch {epoch} after {minibatch} minibatches, saved." in outcome.out
     assert len(lines(out / "metrics.jsonl")) if epoch > 1 else not (out / "metrics.jsonl").exists()
     assert not (out / "summary.json").exists()
+    saved = RunFolder(out).load_checkpoint(recipes.load(str(out / "recipe.toml")))
+    assert (saved["epoch"], saved["minibatch"]) == (epoch - 1, minibatch)
     assert go_on(cli, outcome, monkeypatch).code == 0
     assert_equals(out, straight, angles=True)
 
@@ -282,16 +286,12 @@ def test_second_process_is_refused_and_the_first_goes_on(
 # A disk that is full
 
 
-def limit_files(size: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 def test_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     spawn: Cli, cli: Cli, out: Path, half_done: dict[str, bytes], straight: Path
 ) -> None:
-    size = len(half_done["checkpoints/last.ckpt"])
+    blocks = len(half_done["checkpoints/last.ckpt"]) // 2048  # of 512 or 1024 bytes: too few
     words = (*TRAIN, "--epochs", EPOCHS, "--out", out, "--resume")
-    process = spawn(*words, before=limit_files(size - 1000), **RECIPE)
+    process = spawn(*words, blocks=blocks, **RECIPE)
     _, complained = process.communicate(timeout=60)
     assert process.returncode == 2
     assert complained == f"eqprop: error: {out}/checkpoints/last.ckpt.new: File too large\n"
@@ -564,8 +564,6 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     stop_at: Callable[[int, int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from eqprop.runs import training
-
     out, seed = tmp_path / "run", 0
     exploding = Exploding(training.make_engine, seed, at=MINIBATCHES + 11)
     monkeypatch.setattr(training, "make_engine", exploding)
