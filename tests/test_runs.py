@@ -467,7 +467,7 @@ def test_sweep_over_angles_makes_members_of_those_angles(
     assert [m["seed"] for m in summary["members"]] == [0, 1] * 3
 
 
-def test_member_frozen_parameters_stay_where_they_were(
+def test_frozen_parameters_stay_where_they_were(
     cli: Callable[..., Any], mnist: Dataset, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"

@@ -4,6 +4,7 @@ Oracle: the same run, never interrupted. What goes on after an interruption must
 same bytes; what is refused must leave every byte of the folder as it was.
 """
 
+import errno
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
 import eqprop.cli
 from eqprop.runs import recipe as recipes
@@ -307,8 +309,8 @@ def test_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert_equals(out, straight)
 
 
-def test_disk_full_in_the_middle_of_a_line_of_metrics(
-    cli: Cli, out: Path, half_done: dict[str, bytes], straight: Path
+def test_torn_line_of_metrics_is_named_and_mended_by_a_resume(
+    cli: Cli, out: Path, straight: Path
 ) -> None:
     """What a process leaves that dies while it appends: a torn line. A resume mends it."""
     with open(out / "metrics.jsonl", "ab") as file:
@@ -328,6 +330,19 @@ def test_picture_that_cannot_be_drawn_does_not_fail_the_run(
     outcome = resumed(cli, out)
     assert outcome.code == 0
     assert "no curves: " in outcome.out
+    assert_equals(out, straight)
+
+
+def test_log_that_cannot_be_written_does_not_fail_the_run(
+    cli: Cli, out: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "flush", full)
+    outcome = resumed(cli, out)
+    assert outcome.code == 0
+    assert outcome.out.count("no more TensorBoard logs: [Errno 28] No space left") == 1
     assert_equals(out, straight)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from eqprop import data as datasets
-from eqprop.costs import SquaredError
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS
@@ -24,7 +23,7 @@ from eqprop.runs.evaluation import Evaluation, evaluate, restore
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import Recipe, UserError
-from eqprop.runs.training import Interrupted, Training, fitting
+from eqprop.runs.training import Interrupted, Training, fitting, recipe_engine
 from eqprop.seeds import generator
 
 OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
@@ -33,9 +32,9 @@ OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        if options.threads < 1:
+        if options.threads is not None and options.threads < 1:
             raise UserError(f"--threads must be 1 or more, not {options.threads}")
-        torch.set_num_threads(options.threads)
+        torch.set_num_threads(options.threads or 1)  # small tensors are faster on one
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except (UserError, datasets.DataError, NonFinite) as error:
@@ -66,9 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--threads",
             type=int,
-            default=1,
             metavar="N",
-            help="CPU threads; small tensors are often faster on one (default: 1)",
+            help="CPU threads (default: one a core, each with networks of its own)",
         )
         return command
 
@@ -196,6 +194,7 @@ def _train(options: argparse.Namespace) -> int:
         data,
         device=device,
         engine=options.engine,
+        threads=options.threads,
         angles_every=options.angles_every,
     )
     with folder.locked():
@@ -243,7 +242,7 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
 
 def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
     words = ["eqprop", "train", str(folder.recipe_file), "--out", str(folder.path), "--resume"]
-    for name, default in (("device", "cpu"), ("engine", "auto"), ("data", None), ("threads", 1)):
+    for name, default in (("device", "cpu"), ("engine", "auto"), ("data", None), ("threads", None)):
         value = getattr(options, name)
         if value != default:
             words += [f"--{name}", str(value)]
@@ -278,7 +277,9 @@ def _evaluated(
     data = _load_data(recipe, options.data).to(_check_device(options.device))
     net = net.to(options.device)
     chosen = data.test if split == "test" else data.train
-    return recipe, living, evaluate(net, recipe, chosen, SquaredError(), free_steps)
+    members = recipe.members()
+    engine = recipe_engine(recipe, [members[i] for i in living], net, threads=options.threads)
+    return recipe, living, evaluate(engine, chosen, free_steps)
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from eqprop.costs import Cost
 from eqprop.data import Split
-from eqprop.dynamics import Relaxation
+from eqprop.dynamics import Relaxation, relax
 from eqprop.model import Model
-from eqprop.rules import Rule, TwoPhase
+from eqprop.rules import RBP, Rule, TwoPhase
 from eqprop.seeds import generator
 
 
@@ -32,6 +32,7 @@ class Engine(ABC):
     """Trains one model in place. `relaxation` is the free phase of the latest minibatch."""
 
     chunk = 1  # how many minibatches it likes to be given at once
+    relaxes = 1000  # how many samples it likes to relax at once
 
     def __init__(
         self, model: Model, rule: Rule, rates: Mapping[str, float | Tensor], cost: Cost
@@ -47,6 +48,13 @@ class Engine(ABC):
         `sign` of β (±1 a member) is drawn if the rule asks for it and none is given. A step that
         raises leaves the parameters as they were.
         """
+
+    def relax(self, x: Tensor, free_steps: int) -> Relaxation:
+        """The free phase alone, as the rule would run it."""
+        tolerance, in_turn = None, False
+        if isinstance(self.rule, (TwoPhase, RBP)):
+            tolerance, in_turn = self.rule.tolerance, self.rule.in_turn
+        return relax(self.model, x, free_steps, tolerance, in_turn=in_turn)
 
     @torch.no_grad()
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:

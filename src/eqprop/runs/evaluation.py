@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost
 from eqprop.data import Split
-from eqprop.dynamics import relax
+from eqprop.engines import Engine
 from eqprop.network import Network
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Recipe, UserError
 
-CHUNK = 1000  # samples relaxed at once
 UNSETTLED = 1e-3  # a sample whose residual is above this has not settled
 SATURATED = 0.01  # share of the activation's range next to either bound
 
@@ -45,25 +43,24 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(
-    net: Network, recipe: Recipe, split: Split, cost: Cost, free_steps: int | None = None
-) -> Evaluation:
-    """Relax every sample of the split from zero, as long and in the order the recipe says."""
-    T = free_steps or recipe.free_steps
+def evaluate(engine: Engine, split: Split, free_steps: int | None = None) -> Evaluation:
+    """Relax every sample of the split from zero, as the engine's rule does, and look."""
+    net, T = engine.model, free_steps or engine.rule.free_steps
+    assert isinstance(net, Network)
     E, classes = net.ensemble[0], split.classes
     device = next(net.parameters()).device
     confusion = torch.zeros(E, classes * classes, dtype=torch.long, device=device)
     loss = torch.zeros(E, dtype=torch.float64, device=device)
     steps, unsettled, residual = torch.zeros_like(loss), torch.zeros_like(loss), loss.clone()
     saturated = {name: torch.zeros_like(loss) for name in net.layer_names}
-    for start in range(0, len(split), CHUNK):
-        index = torch.arange(start, min(start + CHUNK, len(split)), device=device)
+    for start in range(0, len(split), engine.relaxes):
+        index = torch.arange(start, min(start + engine.relaxes, len(split)), device=device)
         x, y = split.batch(index, net.dtype)
-        free = relax(net, x, T, recipe.tolerance, in_turn=recipe.in_turn)
+        free = engine.relax(x, T)
         output = net.output(free.state)
         pairs = split.labels[index].long() * classes + output.argmax(-1)  # [E, B]
         confusion.scatter_add_(1, pairs, torch.ones_like(pairs))
-        loss += cost(output, y).double().sum(-1)
+        loss += engine.cost(output, y).double().sum(-1)
         residual = torch.maximum(residual, free.sample_residual.amax(-1))
         unsettled += (free.sample_residual > UNSETTLED).double().sum(-1)
         steps += free.member_steps * len(index)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -73,25 +73,37 @@ class Progress:
             f"unsettled {100 * _average(record.get('unsettled', [])):.1f} % | "
             f"{per_epoch:.1f} s an epoch, {_clock(left)} left"
         )
-        if self._log is not None:
-            for tag, value in _scalars(record):
-                self._log.add_scalar(tag, value, done)
-            self._log.flush()
+        self._write_log(_scalars(record), done)
 
     def frozen(self, entry: dict[str, Any]) -> None:
         self._say(f"member {entry['member']} (seed {entry['seed']}) is frozen: {entry['reason']}")
 
     def angles(self, record: dict[str, Any]) -> None:
-        if self._log is not None:
-            for i, value in enumerate(record["angle"]):
-                if value is not None:
-                    self._log.add_scalar(f"angle to BPTT/{i}", value, record["minibatch"])
+        known = ((f"angle to BPTT/{i}", a) for i, a in enumerate(record["angle"]) if a is not None)
+        self._write_log(known, record["minibatch"])
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._log is not None:
-            self._log.close()
+        with self._logging() as log:
+            if log is not None:
+                log.close()
+
+    def _write_log(self, scalars: Iterable[tuple[str, float]], step: int) -> None:
+        with self._logging() as log:
+            if log is not None:
+                for tag, value in scalars:
+                    log.add_scalar(tag, value, step)
+                log.flush()
+
+    @contextmanager
+    def _logging(self) -> Iterator[Any]:
+        """A log is never worth failing a run for."""
+        try:
+            yield self._log
+        except OSError as error:
+            self._log = None
+            self._say(f"no more TensorBoard logs: {error}")
 
     def _say(self, line: str) -> None:
         tqdm.write(line, file=sys.stderr if self._terminal else sys.stdout)

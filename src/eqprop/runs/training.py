@@ -72,12 +72,13 @@ class Training:
         *,
         device: str = "cpu",
         engine: str = "auto",
+        threads: int | None = None,
         angles_every: int | None = None,
         cost: Cost = SquaredError(),  # noqa: B008 (frozen)
     ) -> None:
         self.recipe, self.folder = recipe, folder
         self.device, self.engine_kind, self.cost = device, engine, cost
-        self.angles_every = angles_every
+        self.angles_every, self.threads = angles_every, threads
         if angles_every and recipe.nudged_steps > recipe.free_steps:
             raise UserError(
                 f"nudged_steps ({recipe.nudged_steps}) must not exceed free_steps "
@@ -100,19 +101,9 @@ class Training:
         return [self.members[i] for i in self.living]
 
     def _make_engine(self) -> Engine:
-        members = self._living_members()
-        rule = self.recipe.learning_rule(members)
-        try:
-            return make_engine(
-                self.net,
-                rule,
-                self.recipe.rates(members),
-                self.engine_kind,
-                cost=self.cost,
-                frozen=self.recipe.frozen,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        return recipe_engine(
+            self.recipe, self._living_members(), self.net, self.engine_kind, self.cost, self.threads
+        )
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
@@ -285,7 +276,7 @@ class Training:
         """Test error and health of the living. A member that fails here is frozen, too."""
         while self.living:
             try:
-                test = evaluate(self.net, self.recipe, self.data.test, self.cost)
+                test = evaluate(self.engine, self.data.test)
                 return {**test.record(), **weights(self.net)}
             except NonFinite as failure:
                 self._freeze(failure)
@@ -343,6 +334,22 @@ class Training:
             "engine": type(self.engine).__name__,
             **machine.describe(self.device),
         }
+
+
+def recipe_engine(
+    recipe: Recipe,
+    members: list[Member],
+    net: Network,
+    kind: str = "auto",
+    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    threads: int | None = None,
+) -> Engine:
+    """The engine that trains these members of a recipe."""
+    rule, rates = recipe.learning_rule(members), recipe.rates(members)
+    try:
+        return make_engine(net, rule, rates, kind, cost=cost, frozen=recipe.frozen, threads=threads)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def update_and_gradient(

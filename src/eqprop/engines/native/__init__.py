@@ -23,7 +23,6 @@ from eqprop.engines.reference import ReferenceEngine
 from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.rules import EP, VF, Continual, ContinualEP, ContinualVF, Rule, TwoPhase
-from eqprop.synapses import Dense
 from eqprop.timesteps import RealTime
 
 __all__ = ["CannotBuild", "NativeEngine"]
@@ -93,6 +92,8 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
 class NativeEngine(Engine):
     """Trains an ensemble of layered networks on the CPU, `threads` members at a time."""
 
+    relaxes = 100  # states of so many samples stay in the cache
+
     def __init__(
         self,
         model: Network,
@@ -124,7 +125,7 @@ class NativeEngine(Engine):
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
         p.tied = int(all(s.tied for s in net.synapses))
-        p.in_turn, p.free_steps, p.nudged_steps = rule.in_turn, rule.free_steps, rule.nudged_steps
+        p.in_turn = rule.in_turn
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance
         rescale = rule.rescale if isinstance(rule, Continual) else None
         p.rescale = 1.0 if rescale is None else rescale
@@ -151,37 +152,57 @@ class NativeEngine(Engine):
         assert isinstance(rule, TwoPhase)
         net.check_input(x)
         net.check_target(x, y)
+        self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
         beta = torch.as_tensor(rule.signed_beta(net, sign), dtype=torch.float64)
         beta = beta.reshape(-1).expand(p.members).contiguous()
-        x, y = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
-        B = x.shape[-2]
-        self.cost.check((B, net.layer_sizes[-1]), y)
+        targets = y.to(net.dtype).contiguous()
+        p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
+        relaxation = self._run(x, rule.free_steps, rule.nudged_steps)
+        if relaxation is None:  # let the reference find where, or show that all is well
+            output = self._reference.step(x, y, sign)
+            self.relaxation = self._reference.relaxation
+            return output
+        self._library.commit(ctypes.byref(p))
+        self.relaxation = relaxation
+        warn_unless_settled(relaxation)
+        return relaxation.state[-1]
+
+    def relax(self, x: Tensor, free_steps: int) -> Relaxation:
+        self.model.check_input(x)
+        relaxation = self._run(x, free_steps, 0)
+        return super().relax(x, free_steps) if relaxation is None else relaxation
+
+    def _run(self, x: Tensor, free_steps: int, nudged_steps: int) -> Relaxation | None:
+        """The phases up to the commit; None where something is not finite in a member."""
+        net, rule, p = self.model, self.rule, self._problem
+        assert isinstance(net, Network)
+        assert isinstance(rule, TwoPhase)
+        x, B = net.input_activation(x).contiguous(), x.shape[-2]
         state = tuple(torch.empty(*net.ensemble, B, n, dtype=net.dtype) for n in net.layer_sizes)
         residual = torch.empty(*net.ensemble, B, dtype=net.dtype)
         steps = torch.empty(net.ensemble, dtype=torch.int64)
         failed = torch.empty(p.members, dtype=torch.int32)
-        p.batch, p.shared_x, p.shared_y = B, x.ndim == 2, y.ndim == 2
-        p.x, p.y, p.beta = x.data_ptr(), y.data_ptr(), beta.data_ptr()
+        p.batch, p.x, p.shared_x = B, x.data_ptr(), x.ndim == 2
+        p.free_steps, p.nudged_steps = free_steps, nudged_steps
         p.residual, p.steps, p.failed = residual.data_ptr(), steps.data_ptr(), failed.data_ptr()
         for k, synapse in enumerate(net.synapses):
             p.state[k] = state[k].data_ptr()
-            for field, target in (("weight", p.weight), ("bias", p.bias)):
+            for field, target in (
+                ("weight", p.weight),
+                ("backward_weight", p.backward),
+                ("bias", p.bias),
+            ):
                 parameter = getattr(synapse, field)
                 target[k] = None if parameter is None else parameter.data_ptr()
-            back = synapse.backward_weight if isinstance(synapse, Dense) else None
-            p.backward[k] = None if back is None else back.data_ptr()
         needed = p.members * self._library.scratch_bytes(ctypes.byref(p)) + 64
         if needed > len(self._scratch):
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         p.scratch = -(-self._scratch.data_ptr() // 64) * 64
         self._library.run(ctypes.byref(p))
-        if bool(failed.any()):  # let the reference find where, or show that all is well
-            output = self._reference.step(x, y, sign)
-            self.relaxation = self._reference.relaxation
-            return output
-        self._library.commit(ctypes.byref(p))
-        self.relaxation = Relaxation(
+        if bool(failed.any()):
+            return None
+        return Relaxation(
             state=state,
             residual=float(residual.max()),
             steps=int(steps.max()),
@@ -189,5 +210,3 @@ class NativeEngine(Engine):
             member_steps=steps,
             tolerance=rule.tolerance,
         )
-        warn_unless_settled(self.relaxation)
-        return state[-1]

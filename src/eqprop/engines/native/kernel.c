@@ -119,54 +119,81 @@ INLINE vec slope(int activation, vec s, vec a) {
     }
 }
 
+INLINE ivec not_finite(vec v) {
+    vec huge = splat(sizeof(real) == 4 ? (real)3e38 : (real)1e308);
+    return ~((v <= huge) & (v >= -huge));
+}
+
 /* ---- products: C = base + alpha · A · W, rows of W, base and C in whole vectors ---- */
 
-INLINE void block(const int rows, const int cols, int K, real alpha, const real *A, long ar, long ak,
-                  const real *W, long ldw, const real *base, long ldb, real *C, long ldc) {
+typedef struct {
+    const real *A; /* A[r, k] = A[r · ar + k · ak] */
+    long ar, ak;
+    const real *W;
+    long ldw;
+    const real *base; /* or NULL */
+    real *C;
+    long ld; /* of base and C */
+    int K;
+    real alpha;
+} Product;
+
+/* `sigmoid`: C = σ(base + alpha · A · W), and `bad` gets the lanes that were not finite before */
+INLINE void block(const int rows, const int cols, const int sigmoid, const Product *p, int i, int j, ivec *bad) {
+    const real *A = p->A + i * p->ar, *W = p->W + j;
     vec sum[MR][NR];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c++) sum[r][c] = (vec){0};
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < p->K; k++) {
         vec w[NR];
-        for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * ldw + c * V);
+        for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * p->ldw + c * V);
         for (int r = 0; r < rows; r++) {
-            real a = A[r * ar + k * ak];
+            real a = A[r * p->ar + k * p->ak];
             for (int c = 0; c < cols; c++) sum[r][c] += a * w[c];
         }
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c++) {
-            vec before = base ? *(const vec *)(base + r * ldb + c * V) : (vec){0};
-            *(vec *)(C + r * ldc + c * V) = before + alpha * sum[r][c];
+            long at = (i + r) * p->ld + j + c * V;
+            vec v = (p->base ? *(const vec *)(p->base + at) : (vec){0}) + p->alpha * sum[r][c];
+            if (sigmoid) {
+                *bad |= not_finite(v);
+                v = activate(SIGMOID, v);
+            }
+            *(vec *)(p->C + at) = v;
         }
 }
 
-#define CASE(m) \
-    case m: block(m, cols, K, alpha, A, ar, ak, W, ldw, base, ldb, C, ldc); break;
+#define CASE(m) case m: block(m, cols, sigmoid, p, i, j, bad); break;
 #if MR == 10
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
 #else
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #endif
-INLINE void block_of(int rows, const int cols, int K, real alpha, const real *A, long ar, long ak,
-                     const real *W, long ldw, const real *base, long ldb, real *C, long ldc) {
-    switch (rows) { CASES }
+INLINE void panel(const int cols, const int sigmoid, const Product *p, int m, int j, ivec *bad) {
+    for (int i = 0; i < m; i += MR)
+        switch (m - i < MR ? m - i : MR) { CASES }
 }
 
-/* A[r, k] = A[r · ar + k · ak]; n is a multiple of V */
+/* n is a multiple of V */
+static void multiply(int m, int n, Product p) {
+    ivec bad = {0};
+    int j = 0;
+    for (; j + NR * V <= n; j += NR * V) panel(NR, 0, &p, m, j, &bad);
+    for (; j < n; j += V) panel(1, 0, &p, m, j, &bad);
+}
+
+static ivec multiply_and_activate(int m, int n, Product p) {
+    ivec bad = {0};
+    int j = 0;
+    for (; j + NR * V <= n; j += NR * V) panel(NR, 1, &p, m, j, &bad);
+    for (; j < n; j += V) panel(1, 1, &p, m, j, &bad);
+    return bad;
+}
+
 static void product(int m, int n, int K, real alpha, const real *A, long ar, long ak,
-                    const real *W, long ldw, const real *base, long ldb, real *C, long ldc) {
-    for (int j = 0; j < n; j += NR * V) {
-        int pair = j + NR * V <= n;
-        for (int i = 0; i < m; i += MR) {
-            int rows = m - i < MR ? m - i : MR;
-            const real *b = base ? base + i * ldb + j : 0;
-            if (pair)
-                block_of(rows, 2, K, alpha, A + i * ar, ar, ak, W + j, ldw, b, ldb, C + i * ldc + j, ldc);
-            else
-                block_of(rows, 1, K, alpha, A + i * ar, ar, ak, W + j, ldw, b, ldb, C + i * ldc + j, ldc);
-        }
-    }
+                    const real *W, long ldw, const real *base, real *C, long ld) {
+    multiply(m, n, (Product){A, ar, ak, W, ldw, base, C, ld, K, alpha});
 }
 
 static real dot(const real *a, const real *b, int n) {
@@ -311,7 +338,7 @@ static void read_input(Member *m) {
         }
     memmove(m->first_entry + 1, m->first_entry, n * sizeof(int32_t));
     m->first_entry[0] = 0;
-    gram(m->B, n, x, n, m->gram_x);
+    if (p->nudged_steps) gram(m->B, n, x, n, m->gram_x);
 }
 
 /* row += Σ value[k] · rows[index[k]] over `cols` vectors */
@@ -365,23 +392,27 @@ static void open_weights(Member *m) {
    where a drive is not finite. */
 static ivec move(Member *m, int l, const real *base) {
     const Problem *p = m->p;
+    int fused = !p->real_time && p->activation == SIGMOID;
     long ld = m->pad[l], count = m->B * ld;
     real *to = m->next[l];
     if (l > 0) {
-        product(m->B, ld, p->size[l - 1], 1, m->rate[l - 1], m->pad[l - 1], 1, m->wf[l], ld, base, ld, to, ld);
+        Product before = {m->rate[l - 1], m->pad[l - 1], 1, m->wf[l], ld, base, to, ld, p->size[l - 1], 1};
+        if (fused && l + 1 == m->L) return multiply_and_activate(m->B, ld, before);
+        multiply(m->B, ld, before);
         base = to;
     }
-    if (l + 1 < m->L)
-        product(m->B, ld, p->size[l + 1], 1, m->rate[l + 1], m->pad[l + 1], 1, m->wb[l + 1], ld, base, ld, to, ld);
-    else if (l == 0)
+    if (l + 1 < m->L) {
+        Product after = {m->rate[l + 1], m->pad[l + 1], 1, m->wb[l + 1], ld, base, to, ld, p->size[l + 1], 1};
+        if (fused) return multiply_and_activate(m->B, ld, after);
+        multiply(m->B, ld, after);
+    } else if (l == 0)
         memcpy(to, base, count * sizeof(real));
     ivec bad = {0};
-    vec huge = splat(sizeof(real) == 4 ? (real)3e38 : (real)1e308);
     const real *s = m->s[l], *a = m->rate[l];
     int with_slope = p->slope == SLOPE_ALL || (p->slope == SLOPE_HIDDEN && l + 1 < m->L);
     for (long i = 0; i < count; i += V) {
         vec v = *(vec *)(to + i);
-        bad |= ~((v <= huge) & (v >= -huge));
+        bad |= not_finite(v);
         if (!p->real_time)
             *(vec *)(to + i) = activate(p->activation, v);
         else {
@@ -476,31 +507,36 @@ static real coefficient(const Member *m, const double *rate) {
     return rate ? (real)(rate[m->e] / (m->p->beta[m->e] * m->B) * (accumulates(m->p) ? 1 / epsilon : 1)) : 0;
 }
 
-/* The drive of layer l in the second phase: the input's, with all that has moved since. */
-static const real *second_drive(Member *m, int l, int moving) {
+/* The drive of layer l in the second phase: the input's, with all that has moved since. The
+   first layer's takes it from gram_x, which holds c G + c_bias by then. */
+static const real *second_drive(Member *m, int l) {
     const Problem *p = m->p;
-    if (!moving) return m->drive[l];
     long ld = m->pad[l];
     real inside = (real)p->rescale, *to = m->corrected;
-    memcpy(to, m->drive[l], m->B * ld * sizeof(real));
-    if (l == 0)
-        product(m->B, ld, m->B, inside * coefficient(m, p->rate[0]), m->gram_x, m->B, 1, m->moved[0], ld, to, ld, to, ld);
-    if (p->bias[l]) {
+    const real *from = m->drive[l];
+    if (l == 0) {
+        product(m->B, ld, m->B, 1, m->gram_x, m->B, 1, m->moved[0], ld, from, to, ld);
+        from = to;
+    } else if (p->bias[l]) {
         real c = inside * coefficient(m, p->bias_rate[l]);
         for (long j = 0; j < ld; j += V) {
             vec total = {0};
             for (int b = 0; b < m->B; b++) total += *(vec *)(m->moved[l] + b * ld + j);
             total *= c;
-            for (int b = 0; b < m->B; b++) *(vec *)(to + b * ld + j) += total;
+            for (int b = 0; b < m->B; b++)
+                *(vec *)(to + b * ld + j) = *(const vec *)(from + b * ld + j) + total;
         }
+        from = to;
     }
     for (int k = l; k <= l + 1; k++) { /* synapse k joins layers k−1 and k */
         if (k < 1 || k >= m->L || !low_rank(p, k)) continue;
         int other = k == l ? l - 1 : l + 1;
+        real c = inside * coefficient(m, p->rate[k]);
         gram(m->B, p->size[other], m->rate[other], m->pad[other], m->gram_l);
-        product(m->B, ld, m->B, inside * coefficient(m, p->rate[k]), m->gram_l, m->B, 1, m->rate[l], ld, to, ld, to, ld);
+        product(m->B, ld, m->B, c, m->gram_l, m->B, 1, m->rate[l], ld, from, to, ld);
+        from = to;
     }
-    return to;
+    return from;
 }
 
 /* W_00 = W(0) − c A_0ᵀ P_0, in both directions */
@@ -511,8 +547,8 @@ static void open_blocks(Member *m) {
         if (p->rule == CONTINUAL_EP) {
             real c = -(real)p->rescale * coefficient(m, p->rate[k]);
             real *f = low_rank(p, k) ? m->wf[k] : m->f0[k], *w = low_rank(p, k) ? m->wb[k] : m->b0[k];
-            product(a, lb, m->B, c, m->first[k - 1], 1, la, m->first[k], lb, m->wf[k], lb, f, lb);
-            product(b, la, m->B, c, m->first[k], 1, lb, m->first[k - 1], la, m->wb[k], la, w, la);
+            product(a, lb, m->B, c, m->first[k - 1], 1, la, m->first[k], lb, m->wf[k], f, lb);
+            product(b, la, m->B, c, m->first[k], 1, lb, m->first[k - 1], la, m->wb[k], w, la);
         } else if (has_totals(p)) {
             memset(m->f0[k], 0, a * lb * sizeof(real));
             memset(m->b0[k], 0, b * la * sizeof(real));
@@ -524,11 +560,11 @@ static void open_blocks(Member *m) {
 static void add_products(Member *m, int k, real cf, real cb, real *f, real *w) {
     long a = m->p->size[k - 1], b = m->p->size[k], la = m->pad[k - 1], lb = m->pad[k];
     real **A = m->rate, **D = m->change;
-    product(a, lb, m->B, cf, A[k - 1], 1, la, D[k], lb, f, lb, f, lb);
-    product(b, la, m->B, cb, A[k], 1, lb, D[k - 1], la, w, la, w, la);
+    product(a, lb, m->B, cf, A[k - 1], 1, la, D[k], lb, f, f, lb);
+    product(b, la, m->B, cb, A[k], 1, lb, D[k - 1], la, w, w, la);
     if (m->p->tied) {
-        product(a, lb, m->B, cf, D[k - 1], 1, la, A[k], lb, f, lb, f, lb);
-        product(b, la, m->B, cb, D[k], 1, lb, A[k - 1], la, w, la, w, la);
+        product(a, lb, m->B, cf, D[k - 1], 1, la, A[k], lb, f, f, lb);
+        product(b, la, m->B, cb, D[k], 1, lb, A[k - 1], la, w, w, la);
     }
 }
 
@@ -541,8 +577,8 @@ static void update_blocks(Member *m) {
         real **A = m->rate;
         if (p->rule == CONTINUAL_EP && !low_rank(p, k)) {
             real c = (real)p->rescale * coefficient(m, p->rate[k]);
-            product(a, lb, m->B, c, A[k - 1], 1, la, A[k], lb, m->f0[k], lb, m->wf[k], lb);
-            product(b, la, m->B, c, A[k], 1, lb, A[k - 1], la, m->b0[k], la, m->wb[k], la);
+            product(a, lb, m->B, c, A[k - 1], 1, la, A[k], lb, m->f0[k], m->wf[k], lb);
+            product(b, la, m->B, c, A[k], 1, lb, A[k - 1], la, m->b0[k], m->wb[k], la);
         } else if (accumulates(p)) {
             real cf = coefficient(m, p->rate[k]);
             real cb = coefficient(m, p->tied ? p->rate[k] : p->back_rate[k]);
@@ -564,9 +600,12 @@ static int nudged_phase(Member *m) {
         memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
     }
     open_blocks(m);
+    real c = (real)p->rescale * coefficient(m, p->rate[0]);
+    real c_bias = p->bias[0] ? (real)p->rescale * coefficient(m, p->bias_rate[0]) : 0;
+    for (int i = 0; i < m->B * m->B; i++) m->gram_x[i] = c * m->gram_x[i] + c_bias;
     ivec bad = {0};
     for (int t = 0; t < p->nudged_steps; t++) {
-        for (int l = 0; l < m->L; l++) bad |= move(m, l, second_drive(m, l, moving));
+        for (int l = 0; l < m->L; l++) bad |= move(m, l, moving ? second_drive(m, l) : m->drive[l]);
         for (int b = 0; b < m->B; b++) /* − β ε ∂ℓ/∂s at s_t */
             for (long j = 0; j < n_out; j++)
                 m->next[last][b * m->pad[last] + j] +=
@@ -639,7 +678,11 @@ static void run_member(const Problem *p, int e) {
     read_input(&m);
     open_weights(&m);
     int bad = free_phase(&m);
-    if (!bad) bad = nudged_phase(&m);
+    if (bad || !p->nudged_steps) {
+        p->failed[e] = bad;
+        return;
+    }
+    bad = nudged_phase(&m);
     for (int l = 0; l < m.L; l++) {
         if (!all_finite(m.s[l], m.B * m.pad[l]) || !all_finite(m.moved[l], m.B * m.pad[l])) bad = 1;
         memmove(m.change[l], m.rate[l], m.B * m.pad[l] * sizeof(real));
@@ -671,8 +714,8 @@ static void commit_member(const Problem *p, int e) {
         real *w = parameter(p->weight[l], &m, a, n), *w_back = parameter(p->backward[l], &m, n, a);
         real cf = coefficient(&m, p->rate[l]);
         if (!accumulates(p)) { /* c (A_Kᵀ P_K − A_0ᵀ P_0), by way of the packed copy */
-            product(a, ld, m.B, cf, m.change[l - 1], 1, la, m.change[l], ld, 0, 0, m.wf[l], ld);
-            product(a, ld, m.B, -cf, m.first[l - 1], 1, la, m.first[l], ld, m.wf[l], ld, m.wf[l], ld);
+            product(a, ld, m.B, cf, m.change[l - 1], 1, la, m.change[l], ld, 0, m.wf[l], ld);
+            product(a, ld, m.B, -cf, m.first[l - 1], 1, la, m.first[l], ld, m.wf[l], m.wf[l], ld);
             unpack(w, a, n, 1, m.wf[l], ld);
         } else if (has_totals(p)) {
             unpack(w, a, n, 1, m.f0[l], ld);
