@@ -4,7 +4,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help setup train test lint types unit mutation picture clean
+.PHONY: help setup train check bench test lint types unit mutation picture clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -19,8 +19,16 @@ setup: .venv/.done  ## make .venv and install everything (does nothing when that
 	$(BIN)/pip install -q -e ".[dev]" -c constraints.txt
 	@touch .venv/.done
 
-train: setup  ## the main job: check the paper's four networks against BPTT
+train: setup  ## the main job: train C-EP on MNIST, two networks, about a minute
+	$(BIN)/eqprop train c-ep-1h --epochs 6 --seeds 2
+
+check: setup  ## hold the paper's four networks against BPTT
 	$(BIN)/python examples/paper_networks.py
+
+bench: setup  ## parity first, then the engines against each other; results/engines-cpu.json
+	$(BIN)/pytest tests/test_engines.py
+	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/scaling.py
 
 test: lint types unit mutation  ## lint, types, tests, and the defects that tests must catch
 

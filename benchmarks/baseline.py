@@ -1,14 +1,17 @@
 """What the field's scripts do, for comparison: one network, one PyTorch operation at a time.
 
-Every step of both phases computes the drive of the input anew; every nudged step of a continual
-rule forms the update of every weight and bias and applies it. The numbers are those of the
-reference engine (`tests/test_engines.py` holds them to that); only the work is arranged naively.
+A step forms the derivative of each layer, −s + σ(drive) (+ β(y − s) at the output), with the drive
+of the input computed anew, keeps a copy of the old state, and adds. Every nudged step of a
+continual rule forms the update of every weight and bias as a tensor of its own and then applies
+it; C-VF adds it to a running total besides. The numbers are those of the reference engine
+(`tests/test_engines.py` holds them to that); only the work is arranged as the scripts do.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 import eqprop
 
@@ -18,45 +21,74 @@ def sigmoid(v: Tensor) -> Tensor:
 
 
 class Baseline:
-    """A layered network in discrete time, trained with EP, C-EP, VF or C-VF, biases and all."""
+    """A layered network in discrete time, trained with EP, C-EP or C-VF, biases and all."""
 
     def __init__(
         self, net: eqprop.Network, rule: eqprop.Rule, learning_rates: tuple[float, ...]
     ) -> None:
         self.rule, self.rates = rule, learning_rates
-        self.forward = [synapse.weight for synapse in net.synapses]
-        self.bias = [synapse.bias for synapse in net.synapses]
-        self.backward = [synapse.backward_weight for synapse in net.synapses]
-        self.tied = net.synapses[-1].tied
+        self.forward = [s.weight.T.contiguous() for s in net.synapses]  # [n_post, n_pre]
+        self.backward = [
+            None if s.backward_weight is None else s.backward_weight.T.contiguous()
+            for s in net.synapses
+        ]
+        self.bias = [s.bias.clone() for s in net.synapses]
         self.sizes = net.layer_sizes
 
+    def parameters(self) -> list[Tensor]:
+        """In the order and layout of the network's."""
+        ordered = []
+        for w, b, back in zip(self.forward, self.bias, self.backward, strict=True):
+            ordered += [w.T, b] if back is None else [w.T, b, back.T]
+        return ordered
+
     def move(self, x: Tensor, s: list[Tensor], y: Tensor | None, beta: float) -> list[Tensor]:
-        moved = []
+        derivatives = []
         for k in range(len(s)):
-            drive = torch.addmm(self.bias[k], x if k == 0 else s[k - 1], self.forward[k])
+            drive = linear(x if k == 0 else s[k - 1], self.forward[k], self.bias[k])
             if k + 1 < len(s):
-                back = self.forward[k + 1].T if self.tied else self.backward[k + 1]
-                drive = drive + s[k + 1] @ back
-            moved.append(sigmoid(drive))
+                back = self.backward[k + 1]
+                drive = drive + (
+                    torch.mm(s[k + 1], self.forward[k + 1])
+                    if back is None
+                    else linear(s[k + 1], back)
+                )
+            derivatives.append(-s[k] + sigmoid(drive))
         if y is not None:
-            moved[-1] = moved[-1] + beta * (y - s[-1])
-        return moved
+            derivatives[-1] = derivatives[-1] + beta * (y - s[-1])
+        return [v + d for v, d in zip(s, derivatives, strict=True)]
 
-    def contrast(self, x: Tensor, before: list[Tensor], after: list[Tensor], beta: float) -> None:
+    def contrast(
+        self, x: Tensor, before: list[Tensor], after: list[Tensor], beta: float
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         scale = 1 / (beta * len(x))
-        for k, rate in enumerate(self.rates):
+        updates = []
+        for k in range(len(after)):
             a, b = (x, x) if k == 0 else (before[k - 1], after[k - 1])
-            self.forward[k] += rate * scale * (b.T @ after[k] - a.T @ before[k])
-            self.bias[k] += rate * scale * (after[k] - before[k]).sum(0)
+            weight = scale * (torch.mm(after[k].T, b) - torch.mm(before[k].T, a))
+            updates.append((weight, scale * (after[k] - before[k]).sum(0), None))
+        return updates
 
-    def follow(self, x: Tensor, before: list[Tensor], after: list[Tensor], beta: float) -> None:
+    def follow(
+        self, x: Tensor, before: list[Tensor], after: list[Tensor], beta: float
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         scale = 1 / (beta * len(x))
-        changes = [b - a for a, b in zip(before, after, strict=True)]
-        for k, rate in enumerate(self.rates):
-            self.forward[k] += rate * scale * ((x if k == 0 else before[k - 1]).T @ changes[k])
-            self.bias[k] += rate * scale * changes[k].sum(0)
+        updates = []
+        for k in range(len(after)):
+            change = after[k] - before[k]
+            weight = scale * torch.mm(change.T, x if k == 0 else before[k - 1])
+            back = None
             if k > 0:
-                self.backward[k] += rate * scale * (before[k].T @ changes[k - 1])
+                back = scale * torch.mm((after[k - 1] - before[k - 1]).T, before[k])
+            updates.append((weight, scale * change.sum(0), back))
+        return updates
+
+    def apply(self, updates: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
+        for k, (weight, bias, back) in enumerate(updates):
+            self.forward[k] += self.rates[k] * weight
+            self.bias[k] += self.rates[k] * bias
+            if back is not None:
+                self.backward[k] += self.rates[k] * back
 
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -64,14 +96,18 @@ class Baseline:
         s = [torch.zeros(len(x), n, dtype=x.dtype) for n in self.sizes]
         for _ in range(rule.free_steps):
             s = self.move(x, s, None, 0.0)
-        free = s
+        free = [v.clone() for v in s]
+        totals = [torch.zeros_like(w) for w in self.forward]
         for _ in range(rule.nudged_steps):
-            s_next = self.move(x, s, y, rule.beta)
+            old = [v.clone() for v in s]
+            s = self.move(x, s, y, rule.beta)
             if isinstance(rule, eqprop.ContinualEP):
-                self.contrast(x, s, s_next, rule.beta)
+                self.apply(self.contrast(x, old, s, rule.beta))
             elif isinstance(rule, eqprop.ContinualVF):
-                self.follow(x, s, s_next, rule.beta)
-            s = s_next
+                updates = self.follow(x, old, s, rule.beta)
+                self.apply(updates)
+                for total, (weight, _, _) in zip(totals, updates, strict=True):
+                    total += weight
         if isinstance(rule, eqprop.EP):
-            self.contrast(x, free, s, rule.beta)
+            self.apply(self.contrast(x, free, s, rule.beta))
         return free[-1]

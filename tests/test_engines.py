@@ -352,14 +352,13 @@ def test_the_baseline_of_the_benchmarks_computes_the_same(rule):
     """A race against something that computes another thing would mean nothing."""
     cls, tied, _ = RULES[rule]
     net = eqprop.layered(9, 17, 8, 4, tied=tied, dtype=torch.float64)
-    other = copy.deepcopy(net)
     plain = cls(beta=0.2, free_steps=9, nudged_steps=4)
+    baseline = Baseline(net, plain, (0.1, 0.2, 0.3))
     slow = eqprop.make_engine(net, plain, (0.1, 0.2, 0.3), "reference")
-    baseline = Baseline(other, plain, (0.1, 0.2, 0.3))
     for m in range(3):
         x, y = minibatch(m, (9, 4), 1, 5)
         torch.testing.assert_close(slow.step(x[0], y[0]), baseline.step(x[0], y[0]))
-    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+    for a, b in zip(net.parameters(), baseline.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
@@ -384,3 +383,16 @@ def test_engines_warn_of_nothing():
         for kind in ("auto", "reference", *FAST):
             _, fast = build_pair(kind, "EP", (4, 3, 2), 2)
             fast.step(*minibatch(0, (4, 3, 2), 2, 3))
+
+
+@pytest.mark.parametrize("kind", ["reference", *FAST])
+def test_relaxing_through_an_engine_is_relaxing(kind):
+    net = eqprop.layered(9, 33, 20, 5, ensemble=3, dtype=torch.float64)
+    rule = eqprop.EP(beta=0.1, free_steps=4, nudged_steps=2, in_turn=True)
+    x, _ = minibatch(0, (9, 5), 3, 7)
+    for given in (x, x[0]):
+        ours = eqprop.make_engine(net, rule, 0.1, kind).relax(given, 12)
+        exact = eqprop.relax(net, given, 12, in_turn=True)
+        for a, b in zip(ours.state, exact.state, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+        assert abs(ours.residual - exact.residual) < 1e-13

@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     _recipe_arguments(train)
     _data_argument(train)
     _device_argument(train)
+    train.add_argument(
+        "--tf32", action="store_true", help="products with TF32 on a GPU: faster, less exact"
+    )
     train.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
     train.add_argument("--engine", choices=KINDS, default="auto", help="default: auto, the fastest")
     train.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE)")
@@ -183,6 +186,7 @@ def _recipes(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace) -> int:
     recipe = _load_recipe(options, epochs=options.epochs, seeds=options.seeds)
     device = _check_device(options.device)
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     if options.angles_every is not None and options.angles_every < 1:
         raise UserError(f"--angles-every must be 1 or more, not {options.angles_every}")
     folder = RunFolder(_out_folder(options, recipe))
@@ -246,6 +250,8 @@ def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
         value = getattr(options, name)
         if value != default:
             words += [f"--{name}", str(value)]
+    if options.tf32:
+        words.append("--tf32")
     if options.angles_every:
         words += ["--angles-every", str(options.angles_every)]
     return shlex.join(words)

@@ -22,6 +22,7 @@ def describe(device: str) -> dict[str, object]:
     }
     if device.startswith("cuda"):
         machine["gpu"] = torch.cuda.get_device_name(device)
+        machine["tf32"] = torch.get_float32_matmul_precision() != "highest"
     return {
         "machine": machine,
         "versions": {
@@ -44,7 +45,9 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the sources, with "+changes" if they differ from it; None outside git."""
+    """The commit of the sources, with "+changes" if they differ from it. Outside git, what the
+    environment variable EQPROP_COMMIT says, or None.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -57,4 +60,4 @@ def _commit() -> str | None:
         changes = "+changes" if git("status", "--porcelain", "--", "../..") else ""
         return git("rev-parse", "HEAD") + changes if tracked else None
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("EQPROP_COMMIT")

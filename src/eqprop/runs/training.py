@@ -85,6 +85,7 @@ class Training:
                 f"({recipe.free_steps}) if angles are to be recorded"
             )
         self.data = fitting(data, recipe).to(device)
+        self.where = machine.describe(device)  # now: the sources may change during a long run
         self.members = recipe.members()
         self.living = list(range(len(self.members)))
         self.frozen: list[dict[str, Any]] = []
@@ -332,7 +333,7 @@ class Training:
             "frozen": self.frozen,
             "wall_seconds": round(self.at.seconds, 3),
             "engine": type(self.engine).__name__,
-            **machine.describe(self.device),
+            **self.where,
         }
 
 
