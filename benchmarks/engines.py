@@ -25,9 +25,9 @@ from eqprop.runs import machine
 RESULT = Path(__file__).parent.parent / "results" / "engines-cpu.json"
 
 
-def timed(work: Callable[[], object]) -> float:
+def timed(work: Callable[[int], object], minibatch: int) -> float:
     started = time.perf_counter()
-    work()
+    work(minibatch)
     return time.perf_counter() - started
 
 
@@ -51,19 +51,21 @@ def measure(row: str, rounds: int, batches: list) -> dict[str, float]:
     add("native, 5 networks", 5, rows.engine(five, "native").step)
     add("telescoped, 5 networks", 5, rows.engine(five, "telescoped").step)
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for r in range(rounds + 2):
+    for r in range(rounds + 1):
         for name, (members, run) in contenders.items():
             # the baseline runs as its authors run it, with torch's threads; the engines need one
             torch.set_num_threads(2 if name in ("baseline", "reference") else 1)
-            seconds = timed(lambda run=run, r=r: run(r))
-            if r >= 2:
-                times[name].append(1e3 * seconds / members)
+            time.sleep(0.02)  # until the threads of the one before have gone to sleep
+            run(r)
+            seconds = [timed(run, r + k) for k in range(3)]
+            if r > 0:
+                times[name].append(1e3 * statistics.median(seconds) / members)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", nargs="+", default=rows.ROWS, choices=rows.ROWS)
     options = parser.parse_args()
     batches = rows.minibatches(5, 16)
