@@ -168,7 +168,7 @@ def load(
         return _load_explicit(name, Path(folder))
     if name not in KNOWN_SETS:
         raise DataError(
-            f"unknown data set {name!r}: choose from {', '.join(KNOWN_SETS)}, "
+            f"unknown data set {name!r}: choose from {', '.join(sorted(KNOWN_SETS))}, "
             "or give the folder of a set of your own with --data or EQPROP_DATA"
         )
     cache = _cache_folder(name)

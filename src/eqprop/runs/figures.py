@@ -68,12 +68,15 @@ def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str,
 
 
 def _error_axis(axis: Any, label: str) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axis.set(xlabel="epoch", ylabel=label)
-    axis.grid(alpha=0.3, which="both")
+    axis.grid(alpha=0.3)
     if any((line.get_ydata() > 0).any() for line in axis.lines):  # a logarithm needs one
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def curves(folder: RunFolder) -> Path:
