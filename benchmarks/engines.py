@@ -20,46 +20,60 @@ import rows
 import torch
 from baseline import Baseline
 
+from eqprop import data
+from eqprop.data import Split
+from eqprop.engines import Engine, NativeEngine
 from eqprop.runs import machine
 
 RESULT = Path(__file__).parent.parent / "results" / "engines-cpu.json"
 
 
-def timed(work: Callable[[int], object], minibatch: int) -> float:
-    started = time.perf_counter()
-    work(minibatch)
-    return time.perf_counter() - started
+AT_ONCE = NativeEngine.chunk  # minibatches that an engine is given at once, as in training
 
 
-def measure(row: str, rounds: int, batches: list) -> dict[str, float]:
-    """Median milliseconds for one network and minibatch, of each contender."""
+def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
+    """Median milliseconds for one network and minibatch, of each contender.
+
+    The engines gather their minibatches from the bytes of the data set; the baseline finds its
+    own ready.
+    """
     one, five = rows.load(row, 1), rows.load(row, 5)
+    at_once = AT_ONCE if row.endswith("1h") else 4  # two hidden layers take long enough
+    source = torch.Generator().manual_seed(0)
+    index = torch.randint(len(train), (AT_ONCE, 5, 20), generator=source)
+    ready = [train.batch(i[0]) for i in index]
     baseline = Baseline(*rows.alone(one))
-    contenders: dict[str, tuple[int, Callable[[int], object]]] = {}
 
-    def add(name: str, members: int, step: Callable[..., object], single: bool = False) -> None:
-        def run(r: int) -> object:
-            x, y = batches[r % len(batches)]
-            return step(x[0], y[0]) if single else step(x[:members], y[:members])
+    def stepping() -> int:
+        for x, y in ready[:3]:
+            baseline.step(x, y)
+        return 3
 
-        contenders[name] = (members, run)
+    def running(engine: Engine, members: int, count: int) -> Callable[[], int]:
+        def run() -> int:
+            engine.run(train, index[:count, :members])
+            return count * members
 
-    add("baseline", 1, baseline.step, single=True)
-    add("reference", 1, rows.engine(one, "reference").step)
-    add("native, 1 network", 1, rows.engine(one, "native").step)
-    add("native, 5 networks, 1 thread", 5, rows.engine(five, "native", threads=1).step)
-    add("native, 5 networks", 5, rows.engine(five, "native").step)
-    add("telescoped, 5 networks", 5, rows.engine(five, "telescoped").step)
+        return run
+
+    contenders: dict[str, Callable[[], int]] = {
+        "baseline": stepping,
+        "reference": running(rows.engine(one, "reference"), 1, 2),
+        "native, 1 network": running(rows.engine(one, "native"), 1, at_once),
+        "native, 5 networks, 1 thread": running(rows.engine(five, "native", threads=1), 5, at_once),
+        "native, 5 networks": running(rows.engine(five, "native"), 5, at_once),
+        "telescoped, 5 networks": running(rows.engine(five, "telescoped"), 5, 2),
+    }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for r in range(rounds + 1):
-        for name, (members, run) in contenders.items():
+        for name, run in contenders.items():
             # the baseline runs as its authors run it, with torch's threads; the engines need one
             torch.set_num_threads(2 if name in ("baseline", "reference") else 1)
             time.sleep(0.02)  # until the threads of the one before have gone to sleep
-            run(r)
-            seconds = [timed(run, r + k) for k in range(3)]
+            started = time.perf_counter()
+            done = run()
             if r > 0:
-                times[name].append(1e3 * statistics.median(seconds) / members)
+                times[name].append(1e3 * (time.perf_counter() - started) / done)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -68,10 +82,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", nargs="+", default=rows.ROWS, choices=rows.ROWS)
     options = parser.parse_args()
-    batches = rows.minibatches(5, 16)
+    train = data.load("mnist").train
     results: dict[str, dict[str, float]] = {}
     for row in options.rows:
-        results[row] = measure(row, options.rounds, batches)
+        results[row] = measure(row, options.rounds, train)
         print(row, {k: round(v, 3) for k, v in results[row].items()}, file=sys.stderr, flush=True)
     record = {
         "what": "milliseconds for one network and one minibatch of 20, median",

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 import eqprop
-from eqprop import data
 from eqprop.engines import Engine
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe
@@ -27,12 +23,6 @@ def engine(recipe: Recipe, kind: str, device: str = "cpu", threads: int | None =
     return eqprop.make_engine(
         net, recipe.learning_rule(members), recipe.rates(members), kind, threads=threads
     )
-
-
-def minibatches(seeds: int, count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
-    train = data.load("mnist").train.to(device)
-    index = torch.randint(60000, (count, seeds, 20), generator=torch.Generator().manual_seed(0))
-    return [train.batch(index[m].to(device)) for m in range(count)]
 
 
 def alone(recipe: Recipe) -> tuple[eqprop.Network, eqprop.Rule, tuple[float, ...]]:

@@ -9,7 +9,9 @@ import torch
 import eqprop
 from benchmarks.baseline import Baseline
 from eqprop import engines
+from eqprop.data import Split
 from eqprop.engines.native import build
+from eqprop.runs.evaluation import evaluate
 
 
 def has_compiler():
@@ -337,8 +339,6 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind", ["reference", *FAST])
 def test_running_minibatches_of_a_split_is_stepping_through_them(kind):
-    from eqprop.data import Split
-
     source = torch.Generator().manual_seed(0)
     images = torch.randint(256, (40, 6), generator=source, dtype=torch.uint8)
     labels = torch.randint(4, (40,), generator=source, dtype=torch.uint8)
@@ -359,6 +359,43 @@ def test_running_minibatches_of_a_split_is_stepping_through_them(kind):
     torch.testing.assert_close(counts.loss, loss, rtol=1e-12, atol=0)
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["reference", *FAST])
+def test_a_run_in_which_a_member_fails_leaves_the_parameters_as_they_were(kind):
+    split = Split(
+        torch.arange(240, dtype=torch.uint8).reshape(40, 6),
+        torch.arange(40, dtype=torch.uint8) % 4,
+        4,
+    )
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rates = torch.tensor([0.1, 1e38], dtype=torch.float64)
+    rule = eqprop.EP(beta=1e-3, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, rates, kind)
+    before = [p.clone() for p in net.parameters()]
+    index = torch.arange(40).reshape(4, 1, 10).expand(4, 2, 10)
+    with pytest.raises(eqprop.NonFinite) as caught:
+        engine.run(split, index)
+    assert caught.value.members.tolist() == [False, True]
+    assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_two_epochs_of_mnist_end_within_the_noise_between_seeds(kind, mnist):
+    train, test = mnist.train.head(2000), mnist.test.head(2000)
+    errors = {}
+    for engine_kind in ("reference", kind):
+        net = eqprop.layered(784, 64, 10, init="fan_in", ensemble=3)
+        rule = eqprop.EP(beta=0.1, free_steps=20, nudged_steps=8)
+        engine = eqprop.make_engine(net, rule, (0.2, 0.1), engine_kind)
+        for epoch in range(2):
+            order = torch.randperm(2000, generator=torch.Generator().manual_seed(epoch))
+            index = order.reshape(100, 1, 20).expand(100, 3, 20)
+            engine.run(train, index)
+        errors[engine_kind] = evaluate(engine, test).error
+    noise = float(errors["reference"].std())
+    assert float((errors["reference"] - errors[kind]).abs().max()) < noise
+    assert float(errors[kind].mean()) < 30  # it learned
 
 
 @pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])

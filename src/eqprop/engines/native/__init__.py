@@ -16,8 +16,9 @@ from torch import Tensor
 
 from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import Cost, SquaredError
+from eqprop.data import Split
 from eqprop.dynamics import Relaxation, warn_unless_settled
-from eqprop.engines.engine import Engine
+from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.native.build import CannotBuild, library
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.model import Model
@@ -55,13 +56,16 @@ class _Problem(ctypes.Structure):
                 "shared_x",
                 "shared_y",
                 "threads",
-                "reserved",
+                "minibatches",
             )
         ),
         *((name, ctypes.c_double) for name in ("dt", "tolerance", "rescale")),
         *((name, ctypes.c_void_p) for name in ("x", "y")),
         *((name, _pointers) for name in ("weight", "backward", "bias")),
-        ("beta", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("images", "labels", "index", "pixel", "wrong", "loss", "beta")
+        ),
         *((name, _pointers) for name in ("rate", "back_rate", "bias_rate", "state")),
         *((name, ctypes.c_void_p) for name in ("residual", "steps", "failed", "scratch")),
     )
@@ -92,6 +96,7 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
 class NativeEngine(Engine):
     """Trains an ensemble of layered networks on the CPU, `threads` members at a time."""
 
+    chunk = 50  # enough to share the members out evenly, few enough to stop soon
     relaxes = 100  # states of so many samples stay in the cache
 
     def __init__(
@@ -113,6 +118,8 @@ class NativeEngine(Engine):
         assert self._library.problem_bytes() == ctypes.sizeof(_Problem)
         self._threads = threads or len(os.sched_getaffinity(0))
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._failed = torch.zeros(math.prod(model.ensemble), dtype=torch.int32)
+        self._before = [torch.empty_like(parameter) for parameter in model.parameters()]
         self._columns: list[Tensor] = []  # keeps what the problem points to alive
         self._problem = self._describe(model, rule)
 
@@ -157,8 +164,11 @@ class NativeEngine(Engine):
         beta = torch.as_tensor(rule.signed_beta(net, sign), dtype=torch.float64)
         beta = beta.reshape(-1).expand(p.members).contiguous()
         targets = y.to(net.dtype).contiguous()
+        p.images = p.labels = p.index = None
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
-        relaxation = self._run(x, rule.free_steps, rule.nudged_steps)
+        x = net.input_activation(x).contiguous()
+        p.x, p.shared_x, p.minibatches = x.data_ptr(), x.ndim == 2, 1
+        relaxation = self._call("run", x.shape[-2], rule.free_steps, rule.nudged_steps)
         if relaxation is None:  # let the reference find where, or show that all is well
             output = self._reference.step(x, y, sign)
             self.relaxation = self._reference.relaxation
@@ -169,21 +179,62 @@ class NativeEngine(Engine):
         return relaxation.state[-1]
 
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
-        self.model.check_input(x)
-        relaxation = self._run(x, free_steps, 0)
-        return super().relax(x, free_steps) if relaxation is None else relaxation
+        net, p = self.model, self._problem
+        assert isinstance(net, Network)
+        net.check_input(x)
+        given, x = x, net.input_activation(x).contiguous()
+        p.images = p.labels = p.index = None
+        p.x, p.shared_x, p.minibatches = x.data_ptr(), x.ndim == 2, 1
+        relaxation = self._call("run", x.shape[-2], free_steps, 0)
+        return super().relax(given, free_steps) if relaxation is None else relaxation
 
-    def _run(self, x: Tensor, free_steps: int, nudged_steps: int) -> Relaxation | None:
-        """The phases up to the commit; None where something is not finite in a member."""
+    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
+        """All minibatches in one call, gathered by the kernel from the bytes of the split."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        x, B = net.input_activation(x).contiguous(), x.shape[-2]
+        fits = (split.images.shape[-1], split.classes) == (net.input.size, net.layer_sizes[-1])
+        if not fits or index.shape[1:-1] != net.ensemble:
+            return super().run(split, index, signs)  # which says what is wrong
+        if signs is None and rule.random_sign:
+            drawn = [self.draw_sign() for _ in range(len(index))]
+            signs = torch.stack([sign for sign in drawn if sign is not None])
+        betas = [
+            rule.signed_beta(net, None if signs is None else signs[m]) for m in range(len(index))
+        ]
+        beta = torch.stack(
+            [torch.as_tensor(b, dtype=torch.float64).reshape(-1).expand(p.members) for b in betas]
+        )
+        for kept, parameter in zip(self._before, net.parameters(), strict=True):
+            kept.copy_(parameter)
+        bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
+        pixel = net.input_activation(bytes_).contiguous()
+        index, images, labels = (
+            t.contiguous() for t in (index.to(torch.int64), split.images, split.labels)
+        )
+        counts = torch.zeros(2, p.members, dtype=torch.float64)
+        p.images, p.labels, p.index = images.data_ptr(), labels.data_ptr(), index.data_ptr()
+        p.pixel, p.beta, p.minibatches = pixel.data_ptr(), beta.data_ptr(), len(index)
+        p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
+        relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
+        if relaxation is None:
+            for kept, parameter in zip(self._before, net.parameters(), strict=True):
+                parameter.copy_(kept)
+            return super().run(split, index, signs)  # one at a time, which raises where it fails
+        self.relaxation = relaxation
+        warn_unless_settled(relaxation)
+        return Counts(*(count.reshape(net.ensemble) for count in counts))
+
+    def _call(self, function: str, B: int, free_steps: int, nudged_steps: int) -> Relaxation | None:
+        """Run the kernel; None where something is not finite in a member."""
+        net, rule, p = self.model, self.rule, self._problem
+        assert isinstance(net, Network)
+        assert isinstance(rule, TwoPhase)
         state = tuple(torch.empty(*net.ensemble, B, n, dtype=net.dtype) for n in net.layer_sizes)
         residual = torch.empty(*net.ensemble, B, dtype=net.dtype)
         steps = torch.empty(net.ensemble, dtype=torch.int64)
-        failed = torch.empty(p.members, dtype=torch.int32)
-        p.batch, p.x, p.shared_x = B, x.data_ptr(), x.ndim == 2
+        failed = self._failed.zero_()
+        p.batch = B
         p.free_steps, p.nudged_steps = free_steps, nudged_steps
         p.residual, p.steps, p.failed = residual.data_ptr(), steps.data_ptr(), failed.data_ptr()
         for k, synapse in enumerate(net.synapses):
@@ -199,7 +250,7 @@ class NativeEngine(Engine):
         if needed > len(self._scratch):
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         p.scratch = -(-self._scratch.data_ptr() // 64) * 64
-        self._library.run(ctypes.byref(p))
+        getattr(self._library, function)(ctypes.byref(p))
         if bool(failed.any()):
             return None
         return Relaxation(

@@ -10,15 +10,18 @@
          A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t   (large ones);
    - C-VF accumulates W += c A_tᵀ D_t in a packed copy.
    `run` reads parameters and writes scratch; `commit` writes parameters. So a minibatch that
-   fails in any member leaves all of them as they were.
+   fails in any member leaves all of them as they were. `learn` does both, for many minibatches
+   gathered from a data set; there the caller keeps a copy.
 
    A is what the layer before a synapse transmits, P what the layer after it does, rows are
    samples. Rows are padded to whole vectors; what stands in the padding is never summed over. */
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #ifdef __AVX512F__
 #define BYTES 64
@@ -58,11 +61,16 @@ typedef struct {
     int32_t layers, batch, inputs, members;
     int32_t size[MAX_LAYERS];
     int32_t rule, activation, real_time, slope, tied, in_turn, free_steps, nudged_steps;
-    int32_t shared_x, shared_y, threads, reserved;
+    int32_t shared_x, shared_y, threads, minibatches;
     double dt, tolerance, rescale; /* tolerance < 0: none */
     const real *x, *y;
     real *weight[MAX_LAYERS], *backward[MAX_LAYERS], *bias[MAX_LAYERS]; /* or NULL */
-    const double *beta;                /* [members], signed */
+    /* Either x and y above and one minibatch, or minibatches gathered from a data set: */
+    const uint8_t *images, *labels;    /* [n, inputs], [n]; NULL: x and y */
+    const int64_t *index;              /* [minibatches, members, batch] */
+    const real *pixel;                 /* [256]: what a byte transmits */
+    double *wrong, *loss;              /* [members]: counted over the minibatches */
+    const double *beta;                /* [minibatches, members], signed */
     const double *rate[MAX_LAYERS];    /* [members] of weight; 0: does not move */
     const double *back_rate[MAX_LAYERS];
     const double *bias_rate[MAX_LAYERS];
@@ -79,8 +87,16 @@ INLINE vec splat(real a) { return a - (vec){0}; }
 INLINE vec choose(ivec mask, vec a, vec b) {
     return (vec)(((ivec)a & mask) | ((ivec)b & ~mask));
 }
+#if defined(__AVX512F__) && defined(DOUBLE)
+INLINE vec vmax(vec a, vec b) { return (vec)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE vec vmin(vec a, vec b) { return (vec)_mm512_min_pd((__m512d)a, (__m512d)b); }
+#elif defined(__AVX512F__)
+INLINE vec vmax(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vec vmin(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
 INLINE vec vmin(vec a, vec b) { return choose(a < b, a, b); }
+#endif
 
 /* 2^y: the series of exp on [−½, ½] · ln 2, and the whole part added to the exponent */
 INLINE vec power_of_two(vec y) {
@@ -119,9 +135,12 @@ INLINE vec slope(int activation, vec s, vec a) {
     }
 }
 
-INLINE ivec not_finite(vec v) {
-    vec huge = splat(sizeof(real) == 4 ? (real)3e38 : (real)1e308);
-    return ~((v <= huge) & (v >= -huge));
+/* Gathers what is not finite: stays 0 as long as every v is */
+INLINE vec watch(vec seen, vec v) { return v * (real)0 + seen; }
+static int all_well(vec seen) {
+    for (int v = 0; v < V; v++)
+        if (seen[v] != 0) return 0; /* NaN too */
+    return 1;
 }
 
 /* ---- products: C = base + alpha · A · W, rows of W, base and C in whole vectors ---- */
@@ -138,8 +157,8 @@ typedef struct {
     real alpha;
 } Product;
 
-/* `sigmoid`: C = σ(base + alpha · A · W), and `bad` gets the lanes that were not finite before */
-INLINE void block(const int rows, const int cols, const int sigmoid, const Product *p, int i, int j, ivec *bad) {
+/* `sigmoid`: C = σ(base + alpha · A · W), and `seen` what was not finite before */
+INLINE void block(const int rows, const int cols, const int sigmoid, const Product *p, int i, int j, vec *seen) {
     const real *A = p->A + i * p->ar, *W = p->W + j;
     vec sum[MR][NR];
     for (int r = 0; r < rows; r++)
@@ -157,38 +176,38 @@ INLINE void block(const int rows, const int cols, const int sigmoid, const Produ
             long at = (i + r) * p->ld + j + c * V;
             vec v = (p->base ? *(const vec *)(p->base + at) : (vec){0}) + p->alpha * sum[r][c];
             if (sigmoid) {
-                *bad |= not_finite(v);
+                *seen = watch(*seen, v);
                 v = activate(SIGMOID, v);
             }
             *(vec *)(p->C + at) = v;
         }
 }
 
-#define CASE(m) case m: block(m, cols, sigmoid, p, i, j, bad); break;
+#define CASE(m) case m: block(m, cols, sigmoid, p, i, j, seen); break;
 #if MR == 10
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
 #else
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #endif
-INLINE void panel(const int cols, const int sigmoid, const Product *p, int m, int j, ivec *bad) {
+INLINE void panel(const int cols, const int sigmoid, const Product *p, int m, int j, vec *seen) {
     for (int i = 0; i < m; i += MR)
         switch (m - i < MR ? m - i : MR) { CASES }
 }
 
 /* n is a multiple of V */
 static void multiply(int m, int n, Product p) {
-    ivec bad = {0};
+    vec unused = {0};
     int j = 0;
-    for (; j + NR * V <= n; j += NR * V) panel(NR, 0, &p, m, j, &bad);
-    for (; j < n; j += V) panel(1, 0, &p, m, j, &bad);
+    for (; j + NR * V <= n; j += NR * V) panel(NR, 0, &p, m, j, &unused);
+    for (; j < n; j += V) panel(1, 0, &p, m, j, &unused);
 }
 
-static ivec multiply_and_activate(int m, int n, Product p) {
-    ivec bad = {0};
+static vec multiply_and_activate(int m, int n, Product p) {
+    vec seen = {0};
     int j = 0;
-    for (; j + NR * V <= n; j += NR * V) panel(NR, 1, &p, m, j, &bad);
-    for (; j < n; j += V) panel(1, 1, &p, m, j, &bad);
-    return bad;
+    for (; j + NR * V <= n; j += NR * V) panel(NR, 1, &p, m, j, &seen);
+    for (; j < n; j += V) panel(1, 1, &p, m, j, &seen);
+    return seen;
 }
 
 static void product(int m, int n, int K, real alpha, const real *A, long ar, long ak,
@@ -215,7 +234,10 @@ static void gram(int B, int n, const real *A, long lda, real *G) {
 
 typedef struct {
     const Problem *p;
-    int e, L, B, pad[MAX_LAYERS];
+    int e, at, L, B, pad[MAX_LAYERS];         /* member, minibatch */
+    double beta;
+    const real *x, *y;                        /* [B, inputs], [B, size of the last layer] */
+    real *gathered_x, *gathered_y;
     real *s[MAX_LAYERS], *next[MAX_LAYERS];   /* states, [B, pad] */
     real *rate[MAX_LAYERS];                   /* what a layer transmits: s itself in discrete time */
     real *first[MAX_LAYERS];                  /* rates at the steady state */
@@ -280,14 +302,18 @@ static size_t layout(const Problem *p, Member *m, char *at) {
     TAKE(pixel, int32_t, B * p->inputs);
     TAKE(by_pixel, real, B * p->inputs);
     TAKE(by_sample, real, B * p->inputs);
+    TAKE(gathered_x, real, p->images ? B * p->inputs : 0);
+    TAKE(gathered_y, real, p->images ? B * p->size[p->layers - 1] : 0);
     return at - start;
 }
 
 size_t scratch_bytes(const Problem *p) { return layout(p, 0, 0); }
 
-static void open_member(const Problem *p, int e, Member *m) {
+static void open_member(const Problem *p, int e, int at, Member *m) {
     m->p = p;
     m->e = e;
+    m->at = at;
+    m->beta = p->nudged_steps ? p->beta[(long)at * p->members + e] : 0;
     m->L = p->layers;
     m->B = p->batch;
     for (int l = 0; l < m->L; l++) m->pad[l] = padded(p->size[l]);
@@ -312,11 +338,49 @@ static void pack_transposed(const real *from, long rows, long cols, real *to, lo
             for (long i = i0; i < rows && i < i0 + 16; i++) to[j * ld + i] = from[i * cols + j];
 }
 
+static const int64_t *samples(const Member *m) {
+    return m->p->index + ((long)m->at * m->p->members + m->e) * m->B;
+}
+
+/* The minibatch: given, or gathered from the data set. */
+static void read_minibatch(Member *m) {
+    const Problem *p = m->p;
+    long n = p->inputs, n_out = p->size[m->L - 1];
+    if (!p->images) {
+        m->x = p->x + (p->shared_x ? 0 : (long)m->e * m->B * n);
+        m->y = p->y + (p->shared_y ? 0 : (long)m->e * m->B * n_out);
+        return;
+    }
+    memset(m->gathered_y, 0, m->B * n_out * sizeof(real));
+    for (int b = 0; b < m->B; b++) {
+        int64_t k = samples(m)[b];
+        for (long i = 0; i < n; i++) m->gathered_x[b * n + i] = p->pixel[p->images[k * n + i]];
+        m->gathered_y[b * n_out + p->labels[k]] = 1;
+    }
+    m->x = m->gathered_x;
+    m->y = m->gathered_y;
+}
+
+/* What the free phase answered, before learning from it. */
+static void count_answers(const Member *m) {
+    const Problem *p = m->p;
+    int last = m->L - 1, n = p->size[last];
+    for (int b = 0; b < m->B; b++) {
+        const real *o = p->state[last] + ((long)m->e * m->B + b) * n, *y = m->y + b * n;
+        int answer = 0;
+        for (int j = 0; j < n; j++) {
+            if (o[j] > o[answer]) answer = j;
+            p->loss[m->e] += 0.5 * (double)((o[j] - y[j]) * (o[j] - y[j]));
+        }
+        p->wrong[m->e] += answer != p->labels[samples(m)[b]];
+    }
+}
+
 /* The nonzero inputs, by sample and by pixel. */
 static void read_input(Member *m) {
     const Problem *p = m->p;
     long n = p->inputs;
-    const real *x = p->x + (p->shared_x ? 0 : (long)m->e * m->B * n);
+    const real *x = m->x;
     memset(m->first_entry, 0, (n + 1) * sizeof(int32_t));
     int count = 0;
     for (int b = 0; b < m->B; b++) {
@@ -351,13 +415,17 @@ INLINE void gather(const int cols, int count, const int32_t *index, const real *
     for (int c = 0; c < cols; c++) *(vec *)(row + c * V) += alpha * sum[c];
 }
 
-static void gather_row(int n, int count, const int32_t *index, const real *value,
-                       const real *rows, long ld, real alpha, real *row) {
+/* The same for columns [j, j + width) of a row of n; width is 8 V or less */
+static void gather_part(int width, int count, const int32_t *index, const real *value,
+                        const real *rows, long ld, real alpha, real *row) {
     if (count == 0) return;
     int j = 0;
-    for (; j + 8 * V <= n; j += 8 * V) gather(8, count, index, value, rows + j, ld, alpha, row + j);
-    for (; j + V <= n; j += V) gather(1, count, index, value, rows + j, ld, alpha, row + j);
-    for (; j < n; j++) {
+    if (width == 8 * V) {
+        gather(8, count, index, value, rows, ld, alpha, row);
+        return;
+    }
+    for (; j + V <= width; j += V) gather(1, count, index, value, rows + j, ld, alpha, row + j);
+    for (; j < width; j++) {
         real sum = 0;
         for (int k = 0; k < count; k++) sum += value[k] * rows[index[k] * ld + j];
         row[j] += alpha * sum;
@@ -381,16 +449,18 @@ static void open_weights(Member *m) {
             pack(parameter(p->backward[l], m, n, before), n, before, m->wb[l], m->pad[l - 1]);
     }
     const real *w = parameter(p->weight[0], m, p->inputs, p->size[0]);
-    for (int b = 0; b < m->B; b++) {
-        int k = m->first_pixel[b];
-        gather_row(p->size[0], m->first_pixel[b + 1] - k, m->pixel + k, m->by_sample + k, w,
-                   p->size[0], 1, m->drive[0] + b * m->pad[0]);
-    }
+    long n = p->size[0];
+    for (long j = 0; j < n; j += 8 * V) /* a strip of the weights at a time: it stays in the cache */
+        for (int b = 0; b < m->B; b++) {
+            int k = m->first_pixel[b];
+            gather_part(n - j < 8 * V ? n - j : 8 * V, m->first_pixel[b + 1] - k, m->pixel + k,
+                        m->by_sample + k, w + j, n, 1, m->drive[0] + b * m->pad[0] + j);
+        }
 }
 
-/* The next state of layer l, from `base` + the drives of its neighbours. Returns nonzero lanes
-   where a drive is not finite. */
-static ivec move(Member *m, int l, const real *base) {
+/* The next state of layer l, from `base` + the drives of its neighbours. Returns what
+   was not finite in them. */
+static vec move(Member *m, int l, const real *base) {
     const Problem *p = m->p;
     int fused = !p->real_time && p->activation == SIGMOID;
     long ld = m->pad[l], count = m->B * ld;
@@ -407,12 +477,12 @@ static ivec move(Member *m, int l, const real *base) {
         multiply(m->B, ld, after);
     } else if (l == 0)
         memcpy(to, base, count * sizeof(real));
-    ivec bad = {0};
+    vec seen = {0};
     const real *s = m->s[l], *a = m->rate[l];
     int with_slope = p->slope == SLOPE_ALL || (p->slope == SLOPE_HIDDEN && l + 1 < m->L);
     for (long i = 0; i < count; i += V) {
         vec v = *(vec *)(to + i);
-        bad |= not_finite(v);
+        seen = watch(seen, v);
         if (!p->real_time)
             *(vec *)(to + i) = activate(p->activation, v);
         else {
@@ -421,7 +491,7 @@ static ivec move(Member *m, int l, const real *base) {
             *(vec *)(to + i) = (real)(1 - p->dt) * state + (real)p->dt * v;
         }
     }
-    return bad;
+    return seen;
 }
 
 /* Make the state that `move` wrote the current one. */
@@ -434,12 +504,6 @@ static void settle(Member *m, int l) {
     else
         for (long i = 0; i < m->B * m->pad[l]; i += V)
             *(vec *)(m->rate[l] + i) = activate(m->p->activation, *(vec *)(m->s[l] + i));
-}
-
-static int any(ivec bad) {
-    whole found = 0;
-    for (int v = 0; v < V; v++) found |= bad[v];
-    return found != 0;
 }
 
 /* The largest change of layer l in sample b, between the state and the one before. */
@@ -471,11 +535,11 @@ static int free_phase(Member *m) {
         if (p->real_time) memset(m->rate[l], 0, m->B * m->pad[l] * sizeof(real));
         settle(m, l);
     }
-    ivec bad = {0};
+    vec seen = {0};
     int t = 0;
     while (t < p->free_steps) {
         for (int l = 0; l < m->L; l++)
-            if (groups == 1 || l % 2 == t % 2) bad |= move(m, l, m->drive[l]);
+            if (groups == 1 || l % 2 == t % 2) seen += move(m, l, m->drive[l]);
         for (int l = 0; l < m->L; l++)
             if (groups == 1 || l % 2 == t % 2) settle(m, l);
         t++;
@@ -497,14 +561,14 @@ static int free_phase(Member *m) {
         for (int b = 0; b < m->B; b++)
             memcpy(p->state[l] + ((long)m->e * m->B + b) * p->size[l], m->s[l] + b * m->pad[l],
                    p->size[l] * sizeof(real));
-    return any(bad);
+    return !all_well(seen);
 }
 
 /* η/(β ε B) of a member, times what the phase uses of it */
 static real coefficient(const Member *m, const double *rate) {
     double epsilon = m->p->real_time ? m->p->dt : 1;
     /* ∂Φ/∂θ and ∂s'/∂drive carry a factor ε in real time, and the update divides by it */
-    return rate ? (real)(rate[m->e] / (m->p->beta[m->e] * m->B) * (accumulates(m->p) ? 1 / epsilon : 1)) : 0;
+    return rate ? (real)(rate[m->e] / (m->beta * m->B) * (accumulates(m->p) ? 1 / epsilon : 1)) : 0;
 }
 
 /* The drive of layer l in the second phase: the input's, with all that has moved since. The
@@ -593,8 +657,8 @@ static int nudged_phase(Member *m) {
     const Problem *p = m->p;
     int last = m->L - 1, moving = p->rule == CONTINUAL_EP || p->rule == CONTINUAL_VF;
     long n_out = p->size[last];
-    const real *y = p->y + (p->shared_y ? 0 : (long)m->e * m->B * n_out);
-    real strength = (real)(p->beta[m->e] * (p->real_time ? p->dt : 1));
+    const real *y = m->y;
+    real strength = (real)(m->beta * (p->real_time ? p->dt : 1));
     for (int l = 0; l < m->L; l++) {
         memcpy(m->first[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
         memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
@@ -603,9 +667,9 @@ static int nudged_phase(Member *m) {
     real c = (real)p->rescale * coefficient(m, p->rate[0]);
     real c_bias = p->bias[0] ? (real)p->rescale * coefficient(m, p->bias_rate[0]) : 0;
     for (int i = 0; i < m->B * m->B; i++) m->gram_x[i] = c * m->gram_x[i] + c_bias;
-    ivec bad = {0};
+    vec seen = {0};
     for (int t = 0; t < p->nudged_steps; t++) {
-        for (int l = 0; l < m->L; l++) bad |= move(m, l, moving ? second_drive(m, l) : m->drive[l]);
+        for (int l = 0; l < m->L; l++) seen += move(m, l, moving ? second_drive(m, l) : m->drive[l]);
         for (int b = 0; b < m->B; b++) /* − β ε ∂ℓ/∂s at s_t */
             for (long j = 0; j < n_out; j++)
                 m->next[last][b * m->pad[last] + j] +=
@@ -632,13 +696,13 @@ static int nudged_phase(Member *m) {
             if (p->rule == CONTINUAL_EP) update_blocks(m);
         }
     }
-    return any(bad);
+    return !all_well(seen);
 }
 
 static int all_finite(const real *v, long n) {
-    ivec bad = {0};
-    for (long i = 0; i < n; i += V) bad |= ~(*(const vec *)(v + i) * 0 == splat(0));
-    return !any(bad);
+    vec seen = {0};
+    for (long i = 0; i < n; i += V) seen = watch(seen, *(const vec *)(v + i));
+    return all_well(seen);
 }
 
 static real largest(const real *v, long n) {
@@ -664,7 +728,7 @@ static int may_overflow(const Member *m) {
         double most = m->B * (1 + (from > rate ? from : rate)) * (1 + rate + moved) * p->nudged_steps;
         const double *rates[] = {p->rate[l], p->back_rate[l], p->bias_rate[l]};
         for (int i = 0; i < 3; i++) {
-            double c = rates[i] ? rates[i][m->e] / p->beta[m->e] : 0;
+            double c = rates[i] ? rates[i][m->e] / m->beta : 0;
             if (!((c < 0 ? -c : c) * most < limit)) return 1;
         }
         from = rate;
@@ -672,9 +736,10 @@ static int may_overflow(const Member *m) {
     return 0;
 }
 
-static void run_member(const Problem *p, int e) {
+static void run_member(const Problem *p, int e, int at) {
     Member m;
-    open_member(p, e, &m);
+    open_member(p, e, at, &m);
+    read_minibatch(&m);
     read_input(&m);
     open_weights(&m);
     int bad = free_phase(&m);
@@ -682,6 +747,7 @@ static void run_member(const Problem *p, int e) {
         p->failed[e] = bad;
         return;
     }
+    if (p->images) count_answers(&m);
     bad = nudged_phase(&m);
     for (int l = 0; l < m.L; l++) {
         if (!all_finite(m.s[l], m.B * m.pad[l]) || !all_finite(m.moved[l], m.B * m.pad[l])) bad = 1;
@@ -696,9 +762,9 @@ static void unpack(real *w, long rows, long cols, real scale, const real *update
         for (long j = 0; j < cols; j++) w[i * cols + j] = scale * w[i * cols + j] + update[i * ld + j];
 }
 
-static void commit_member(const Problem *p, int e) {
+static void commit_member(const Problem *p, int e, int at) {
     Member m;
-    open_member(p, e, &m);
+    open_member(p, e, at, &m);
     for (int l = 0; l < m.L; l++) {
         long n = p->size[l], ld = m.pad[l];
         real *bias = parameter(p->bias[l], &m, 1, n);
@@ -730,26 +796,64 @@ static void commit_member(const Problem *p, int e) {
     real c = coefficient(&m, p->rate[0]);
     for (int i = 0; i < p->inputs && c != 0; i++) {
         int k = m.first_entry[i];
-        gather_row(n, m.first_entry[i + 1] - k, m.sample + k, m.by_pixel + k, m.moved[0], m.pad[0], c, w + i * n);
+        for (long j = 0; j < n; j += 8 * V)
+            gather_part(n - j < 8 * V ? n - j : 8 * V, m.first_entry[i + 1] - k, m.sample + k,
+                        m.by_pixel + k, m.moved[0] + j, m.pad[0], c, w + i * n + j);
     }
 }
 
-/* ---- all members, a few at a time ---- */
+/* ---- all members, a few at a time ----
+
+   A member's minibatches follow each other; those of different members do not wait. So a free
+   thread takes the member that is furthest behind, and the work is shared out evenly even if
+   the members cannot be. */
 
 typedef struct {
     const Problem *p;
-    void (*work)(const Problem *, int);
-    atomic_int next;
+    void (*work)(const Problem *, int, int);
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int *done, *busy; /* [members] */
 } Queue;
+
+/* The free member that is furthest behind; −1: none is free; −2: nothing is left to start. */
+static int next_member(const Queue *queue) {
+    int best = -2;
+    for (int e = 0; e < queue->p->members; e++) {
+        if (queue->p->failed[e] || queue->done[e] == queue->p->minibatches) continue;
+        if (queue->busy[e])
+            best = best == -2 ? -1 : best;
+        else if (best < 0 || queue->done[e] < queue->done[best])
+            best = e;
+    }
+    return best;
+}
 
 static void *worker(void *argument) {
     Queue *queue = argument;
-    for (int e; (e = atomic_fetch_add(&queue->next, 1)) < queue->p->members;) queue->work(queue->p, e);
+    pthread_mutex_lock(&queue->lock);
+    for (int e; (e = next_member(queue)) != -2;) {
+        if (e == -1) {
+            pthread_cond_wait(&queue->changed, &queue->lock);
+            continue;
+        }
+        queue->busy[e] = 1;
+        int at = queue->done[e];
+        pthread_mutex_unlock(&queue->lock);
+        queue->work(queue->p, e, at);
+        pthread_mutex_lock(&queue->lock);
+        queue->busy[e] = 0;
+        queue->done[e]++;
+        pthread_cond_broadcast(&queue->changed);
+    }
+    pthread_mutex_unlock(&queue->lock);
     return 0;
 }
 
-static void for_each_member(const Problem *p, void (*work)(const Problem *, int)) {
-    Queue queue = {p, work, 0};
+static void for_each_member(const Problem *p, void (*work)(const Problem *, int, int)) {
+    int counters[2 * p->members];
+    memset(counters, 0, sizeof counters);
+    Queue queue = {p, work, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, counters, counters + p->members};
     pthread_t helpers[64];
     int started = 0, wanted = (p->threads < p->members ? p->threads : p->members) - 1;
     while (started < wanted && started < 64 && pthread_create(&helpers[started], 0, worker, &queue) == 0)
@@ -758,6 +862,13 @@ static void for_each_member(const Problem *p, void (*work)(const Problem *, int)
     for (int i = 0; i < started; i++) pthread_join(helpers[i], 0);
 }
 
+static void learn_member(const Problem *p, int e, int at) {
+    run_member(p, e, at);
+    if (!p->failed[e]) commit_member(p, e, at);
+}
+
+/* One minibatch up to the update; the update; or several minibatches, each with its update. */
 void run(const Problem *p) { for_each_member(p, run_member); }
 void commit(const Problem *p) { for_each_member(p, commit_member); }
+void learn(const Problem *p) { for_each_member(p, learn_member); }
 size_t problem_bytes(void) { return sizeof(Problem); }
