@@ -380,6 +380,28 @@ def test_a_run_in_which_a_member_fails_leaves_the_parameters_as_they_were(kind):
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["reference", *FAST])
+def test_an_index_that_is_not_in_the_split_is_an_error(kind):
+    split = Split(torch.zeros(40, 6, dtype=torch.uint8), torch.zeros(40, dtype=torch.uint8), 4)
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, 0.1, kind)
+    with pytest.raises(IndexError):
+        engine.run(split, torch.full((2, 2, 5), 40))
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_failing_minibatch_in_real_time_is_judged_on_the_input_as_given(kind):
+    """x goes through σ once, also where the reference has to repeat the minibatch."""
+    net = eqprop.layered(6, 9, 4, time=eqprop.RealTime(0.2), activation="tanh", ensemble=2)
+    rule = eqprop.EP(beta=1e-3, free_steps=5, nudged_steps=3)
+    huge = torch.tensor([0.1, 1e33], dtype=torch.float64)  # judged, and found to be finite
+    engines_ = [eqprop.make_engine(copy.deepcopy(net), rule, huge, k) for k in ("reference", kind)]
+    x, y = minibatch(0, (6, 9, 4), 2, 5, torch.float32)
+    outputs = [engine.step(x, y) for engine in engines_]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", FAST)
 def test_two_epochs_of_mnist_end_within_the_noise_between_seeds(kind, mnist):
     train, test = mnist.train.head(2000), mnist.test.head(2000)

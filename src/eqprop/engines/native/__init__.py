@@ -90,7 +90,17 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
         return "tied and untied synapses mixed, or EP on untied ones"
     if model.dtype not in (torch.float32, torch.float64):
         return f"parameters of {model.dtype}"
+    if not all(p.is_contiguous() for p in model.parameters()):
+        return "parameters that are not contiguous"
     return None
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
 
 
 class NativeEngine(Engine):
@@ -116,7 +126,7 @@ class NativeEngine(Engine):
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.problem_bytes.restype = ctypes.c_size_t
         assert self._library.problem_bytes() == ctypes.sizeof(_Problem)
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or _cores()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._failed = torch.zeros(math.prod(model.ensemble), dtype=torch.int32)
         self._before = [torch.empty_like(parameter) for parameter in model.parameters()]
@@ -166,8 +176,8 @@ class NativeEngine(Engine):
         targets = y.to(net.dtype).contiguous()
         p.images = p.labels = p.index = None
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
-        x = net.input_activation(x).contiguous()
-        p.x, p.shared_x, p.minibatches = x.data_ptr(), x.ndim == 2, 1
+        transmitted = net.input_activation(x).contiguous()
+        p.x, p.shared_x, p.minibatches = transmitted.data_ptr(), x.ndim == 2, 1
         relaxation = self._call("run", x.shape[-2], rule.free_steps, rule.nudged_steps)
         if relaxation is None:  # let the reference find where, or show that all is well
             output = self._reference.step(x, y, sign)
@@ -182,11 +192,11 @@ class NativeEngine(Engine):
         net, p = self.model, self._problem
         assert isinstance(net, Network)
         net.check_input(x)
-        given, x = x, net.input_activation(x).contiguous()
+        transmitted = net.input_activation(x).contiguous()
         p.images = p.labels = p.index = None
-        p.x, p.shared_x, p.minibatches = x.data_ptr(), x.ndim == 2, 1
+        p.x, p.shared_x, p.minibatches = transmitted.data_ptr(), x.ndim == 2, 1
         relaxation = self._call("run", x.shape[-2], free_steps, 0)
-        return super().relax(given, free_steps) if relaxation is None else relaxation
+        return super().relax(x, free_steps) if relaxation is None else relaxation
 
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
         """All minibatches in one call, gathered by the kernel from the bytes of the split."""
@@ -194,7 +204,9 @@ class NativeEngine(Engine):
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
         fits = (split.images.shape[-1], split.classes) == (net.input.size, net.layer_sizes[-1])
-        if not fits or index.shape[1:-1] != net.ensemble:
+        fits &= index.shape[1:-1] == net.ensemble and split.images.device.type == "cpu"
+        fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
+        if not fits or int(split.labels.max()) >= split.classes:
             return super().run(split, index, signs)  # which says what is wrong
         if signs is None and rule.random_sign:
             drawn = [self.draw_sign() for _ in range(len(index))]
