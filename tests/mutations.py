@@ -154,7 +154,7 @@ DEFECTS = (
         "engines/descent.py",
         "theta[name].copy_(start[name] - eta[name] * moved[name])",
         "theta[name].copy_(start[name] - rescale * eta[name] * moved[name])",
-        "test_engine.py::test_rescaled_cep_is_its_algorithm_box",
+        "test_toy_model.py::test_one_engine_step_with_rescaling_applies_eta_to_the_updates_of_the_tiny_rate",
     ),
     Defect(
         "learning rates from output to input",

@@ -1,0 +1,83 @@
+"""What the two shortcuts of the free phase save and cost: layers in turn, and a tolerance.
+
+Trains two networks of a recipe on all of MNIST for a few epochs with each, compiled engine.
+Writes results/shortcuts.json and prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from eqprop import data
+from eqprop.runs import machine
+from eqprop.runs import recipe as recipes
+from eqprop.runs.folder import RunFolder
+from eqprop.runs.training import Training
+
+RESULT = Path(__file__).parent.parent / "results" / "shortcuts.json"
+EPOCHS = 3
+SHORTCUTS = {
+    "exact T, synchronous": {},
+    "in turn": {"in_turn": True},
+    "tolerance 1e-3": {"tolerance": 1e-3},
+    "tolerance 1e-2": {"tolerance": 1e-2},
+    "in turn, tolerance 1e-3": {"in_turn": True, "tolerance": 1e-3},
+}
+
+
+class Silent:
+    stop_requested = False
+
+    def minibatch(self, *_: object) -> None: ...
+
+    def epoch(self, *_: object) -> None: ...
+
+    def frozen(self, entry: dict) -> None:
+        print(entry["reason"])
+
+    def angles(self, *_: object) -> None: ...
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    mnist = data.load("mnist")
+    results = {}
+    print(
+        "| | ms for one network and minibatch, evaluation included | free steps | test error, % |"
+    )
+    print("| --- | ---: | ---: | ---: |")
+    for name in ("ep-1h", "c-ep-1h"):
+        for title, fields in SHORTCUTS.items():
+            recipe = recipes.load(name, {"epochs": EPOCHS, "seeds": 2, **fields})
+            with tempfile.TemporaryDirectory() as folder:
+                training = Training(recipe, RunFolder(Path(folder)), mnist)
+                started = time.perf_counter()
+                summary = training.run(Silent())
+                seconds = time.perf_counter() - started
+                last = training.folder.metrics()[-1]
+            row = {
+                "milliseconds": 1e3 * seconds / (EPOCHS * 3000 * 2),
+                "free_steps": sum(last["free_steps"]) / 2,
+                "test_error": summary["test_error"]["mean"],
+            }
+            results[f"{name}, {title}"] = row
+            print(
+                f"| {name}, {title} | {row['milliseconds']:.2f} | {row['free_steps']:.1f} | "
+                f"{row['test_error']:.2f} |",
+                flush=True,
+            )
+    RESULT.write_text(
+        json.dumps({"epochs": EPOCHS, "results": results, **machine.describe("cpu")}, indent=1)
+        + "\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
