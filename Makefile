@@ -1,5 +1,5 @@
 PYTHON ?= python3
-TORCH ?= 2.13.0+cpu
+TORCH ?= $(if $(filter Darwin,$(shell uname)),2.13.0,2.13.0+cpu)
 TORCH_INDEX ?=
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE := 1
@@ -20,7 +20,7 @@ setup: .venv/.done  ## make .venv and install everything (does nothing when that
 	@touch .venv/.done
 
 train: setup  ## the main job: train C-EP on MNIST, two networks, about a minute
-	$(BIN)/eqprop train c-ep-1h --epochs 6 --seeds 2
+	$(BIN)/eqprop train c-ep-1h --epochs 10 --seeds 2
 
 check: setup  ## hold the paper's four networks against BPTT
 	$(BIN)/python examples/paper_networks.py
