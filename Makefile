@@ -19,7 +19,7 @@ setup: .venv/.done  ## make .venv and install everything (does nothing when that
 	$(BIN)/pip install -q -e ".[dev]" -c constraints.txt
 	@touch .venv/.done
 
-train: setup  ## the main job: train C-EP on MNIST, two networks, about a minute
+train: setup  ## the main job: train C-EP on MNIST, two networks, half a minute
 	$(BIN)/eqprop train c-ep-1h --epochs 10 --seeds 2
 
 check: setup  ## hold the paper's four networks against BPTT
