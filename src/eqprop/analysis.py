@@ -18,24 +18,17 @@ from eqprop.dynamics import Relaxation
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.model import Gradients, Model
 from eqprop.rules import BPTT, Rule, Step, total
+from eqprop.synapses import angle_between
 
 
 def angle(a: Tensor | Gradients, b: Tensor | Gradients, ensemble: Sequence[int] = ()) -> Tensor:
     """The angle in degrees between two tensors, or two sets of tensors by name, [*ensemble]."""
-    u, v = _flat(a, ensemble), _flat(b, ensemble)
-    return _degrees((u * v).sum(-1), u.norm(dim=-1), v.norm(dim=-1))
+    return angle_between(_flat(a, ensemble)[..., None, :], _flat(b, ensemble)[..., None, :])
 
 
 def _flat(value: Tensor | Gradients, ensemble: Sequence[int]) -> Tensor:
     tensors = [value] if isinstance(value, Tensor) else [value[name] for name in sorted(value)]
     return torch.cat([tensor.double().reshape(*ensemble, -1) for tensor in tensors], dim=-1)
-
-
-def _degrees(dot: Tensor, norm_a: Tensor, norm_b: Tensor) -> Tensor:
-    """0 where both are zero, 90 where one is."""
-    degrees = torch.rad2deg(torch.arccos((dot / (norm_a * norm_b)).clamp(-1, 1)))
-    degrees = torch.where((norm_a == 0) | (norm_b == 0), 90.0, degrees)
-    return torch.where((norm_a == 0) & (norm_b == 0), 0.0, degrees)
 
 
 def sign_agreement(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:

@@ -278,6 +278,12 @@ def _flip_signs(weight: Tensor, angle: float, source: torch.Generator) -> Tensor
 
 
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
-    """arccos(Tr(a·bᵀ) / (‖a‖ ‖b‖)) over the last two axes, in degrees."""
-    cosine = (a * b).sum((-2, -1)) / (a.norm(dim=(-2, -1)) * b.norm(dim=(-2, -1)))
-    return torch.rad2deg(torch.arccos(cosine.clamp(-1, 1)))
+    """arccos(Tr(a·bᵀ) / (‖a‖ ‖b‖)) over the last two axes, in degrees.
+
+    0 where both are zero, 90 where one is.
+    """
+    norm_a, norm_b = a.norm(dim=(-2, -1)), b.norm(dim=(-2, -1))
+    cosine = (a * b).sum((-2, -1)) / (norm_a * norm_b)
+    degrees = torch.rad2deg(torch.arccos(cosine.clamp(-1, 1)))
+    degrees = torch.where((norm_a == 0) | (norm_b == 0), 90.0, degrees)
+    return torch.where((norm_a == 0) & (norm_b == 0), 0.0, degrees)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,3 +86,14 @@ class Engine(ABC):
             return None
         bits = [int(torch.randint(2, (), generator=source)) for source in self._sign_sources]
         return (2.0 * torch.tensor(bits) - 1).reshape(self.model.ensemble)
+
+    def draw_signs(self, minibatches: int) -> Tensor | None:
+        """The signs of as many minibatches, [minibatches, *ensemble]."""
+        drawn = [sign for _ in range(minibatches) if (sign := self.draw_sign()) is not None]
+        return torch.stack(drawn) if drawn else None
+
+    def betas(self, sign: Tensor | None) -> Tensor:
+        """β with its sign, one a member in the row-major order of the ensemble."""
+        assert isinstance(self.rule, TwoPhase)
+        beta = torch.as_tensor(self.rule.signed_beta(self.model, sign), dtype=torch.float64)
+        return beta.reshape(-1).expand(math.prod(self.model.ensemble)).contiguous()

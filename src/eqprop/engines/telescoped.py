@@ -60,7 +60,7 @@ class TelescopedEngine(Engine):
         sign = self.draw_sign() if sign is None else sign
         minibatch = self._minibatch(x.shape[-2])
         before = [p.clone() for p in net.parameters()]
-        minibatch.learn(x, y, self._beta(sign))
+        minibatch.learn(x, y, self.betas(sign))
         if not self._healthy(minibatch):
             self._restore(before)
             output = self._reference.step(x, y, sign)
@@ -75,9 +75,10 @@ class TelescopedEngine(Engine):
         net = self.model
         minibatch = self._minibatch(index.shape[-1])
         before = [p.clone() for p in net.parameters()]
+        signs = self.draw_signs(len(index)) if signs is None else signs
         betas = torch.stack(
-            [self._beta(None if signs is None else signs[m]) for m in range(len(index))]
-        )
+            [self.betas(None if signs is None else signs[m]) for m in range(len(index))]
+        ).to(self._device)
         minibatch.start_counting(split)
         for m in range(len(index)):
             minibatch.learn_from(index[m], betas[m])
@@ -86,12 +87,6 @@ class TelescopedEngine(Engine):
             return super().run(split, index, signs)
         self.relaxation = minibatch.relaxation()
         return minibatch.counts()
-
-    def _beta(self, sign: Tensor | None) -> Tensor:
-        rule, net = self.rule, self.model
-        assert isinstance(rule, TwoPhase)
-        beta = torch.as_tensor(rule.signed_beta(net, sign), dtype=torch.float64)
-        return beta.reshape(-1).expand(math.prod(net.ensemble)).to(self._device, net.dtype)
 
     def _minibatch(self, batch: int) -> _Minibatch:
         assert isinstance(self.model, Network)

@@ -29,6 +29,7 @@ def contrastive_steps(trial: Trial, K: int) -> Iterator[Step]:
     s = trial.free.state
     for t in range(K):
         s_next = nudge(trial, s, t)  # Eq. (C-EP), neurons
+        # both at the θ of now: it may have moved since the last step, and ∂Φ/∂θ with it
         before = trial.model.phi_gradient(trial.x, s)
         after = trial.model.phi_gradient(trial.x, s_next)
         change = {name: after[name] - before[name] for name in after}

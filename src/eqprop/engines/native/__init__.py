@@ -171,8 +171,7 @@ class NativeEngine(Engine):
         net.check_target(x, y)
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
-        beta = torch.as_tensor(rule.signed_beta(net, sign), dtype=torch.float64)
-        beta = beta.reshape(-1).expand(p.members).contiguous()
+        beta = self.betas(sign)
         targets = y.to(net.dtype).contiguous()
         p.images = p.labels = p.index = None
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
@@ -208,14 +207,9 @@ class NativeEngine(Engine):
         fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
         if not fits or int(split.labels.max()) >= split.classes:
             return super().run(split, index, signs)  # which says what is wrong
-        if signs is None and rule.random_sign:
-            drawn = [self.draw_sign() for _ in range(len(index))]
-            signs = torch.stack([sign for sign in drawn if sign is not None])
-        betas = [
-            rule.signed_beta(net, None if signs is None else signs[m]) for m in range(len(index))
-        ]
+        signs = self.draw_signs(len(index)) if signs is None else signs
         beta = torch.stack(
-            [torch.as_tensor(b, dtype=torch.float64).reshape(-1).expand(p.members) for b in betas]
+            [self.betas(None if signs is None else signs[m]) for m in range(len(index))]
         )
         for kept, parameter in zip(self._before, net.parameters(), strict=True):
             kept.copy_(parameter)
