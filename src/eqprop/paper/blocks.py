@@ -1,0 +1,68 @@
+"""What a report is made of: text, tables, charts. How they are drawn is in `html` and `markdown`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph. `code` in backticks; nothing else is markup."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve, or points; NaN leaves a gap. `low` and `high` bound a shaded band."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    style: Literal["solid", "dashed", "points"] = "solid"
+    color: int = 0  # an index into the palette: a pair that belongs together shares one
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    x_log: bool = False
+    y_log: bool = False
+    y_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels side by side, below each other where the page is narrow."""
+
+    name: str  # of its file: results/paper/figures/NAME.svg
+    caption: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A table whose numbers are also colours, from `low` to `high`."""
+
+    caption: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    low: float = 0.0
+    high: float = 1.0
+
+
+Block = Text | Table | Chart | Matrix
