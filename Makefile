@@ -4,7 +4,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help setup train check bench test lint types unit mutation picture clean
+.PHONY: help setup browser train check bench test lint types unit mutation picture clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,6 +18,14 @@ setup: .venv/.done  ## make .venv and install everything (does nothing when that
 	  echo "make setup: pip found no CPU build of PyTorch $(TORCH). Name an index that has it (PyTorch's install page does): make setup TORCH_INDEX=...; or take the default build, gigabytes on Linux: make setup TORCH=2.13.0"; exit 1; }
 	$(BIN)/pip install -q -e ".[dev]" -c constraints.txt
 	@touch .venv/.done
+
+browser:  ## a chromium for the tests of the report, if there is none and apt-get can install it
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium for the tests of the report"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } >/dev/null 2>&1 \
+	  || echo "make browser: apt-get could not install chromium; the tests that need it are skipped"; \
+	else echo "make browser: no chromium, and no apt-get as root to install it; the tests that need it are skipped"; fi
 
 train: setup  ## the main job: train C-EP on MNIST, two networks, half a minute
 	$(BIN)/eqprop train c-ep-1h --epochs 10 --seeds 2
@@ -40,7 +48,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
+unit: setup browser
 	$(BIN)/pytest
 
 mutation: setup
