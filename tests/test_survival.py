@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-import eqprop.cli
+import eqprop
 from eqprop.runs import recipe as recipes
-from eqprop.runs import training
+from eqprop.runs import session, training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 
@@ -106,14 +106,14 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
                 super().minibatch(at, done, of, train_error)
                 self.stop_requested |= (at, done) == (epoch, minibatch)
 
-        monkeypatch.setattr(eqprop.cli, "Progress", Stopping)
+        monkeypatch.setattr(session, "Progress", Stopping)
 
     return request
 
 
 def go_on(cli: Cli, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the command that a stopped run has printed."""
-    monkeypatch.setattr(eqprop.cli, "Progress", Progress)
+    monkeypatch.setattr(session, "Progress", Progress)
     command = outcome.out.splitlines()[-1].partition("To go on: ")[2]
     program, *words = shlex.split(command)
     assert program == "eqprop"
@@ -157,7 +157,7 @@ def test_run_stopped_again_and_again_ends_with_the_same_bytes(
     for i, place in enumerate([(1, 4), (1, 5), (2, 1), (3, 29)]):
         stop_at(*place)
         assert cli(*words, *["--resume"] * (i > 0), **RECIPE).code == 130
-    monkeypatch.setattr(eqprop.cli, "Progress", Progress)
+    monkeypatch.setattr(session, "Progress", Progress)
     assert resumed(cli, out).code == 0
     assert_equals(out, straight)
 
@@ -585,7 +585,7 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     stop_at(2, 20)
     words = (*TRAIN, "--epochs", EPOCHS, "--angles-every", 1, "--out", out)
     assert cli(*words, **RECIPE).code == 130
-    monkeypatch.setattr(eqprop.cli, "Progress", Progress)
+    monkeypatch.setattr(session, "Progress", Progress)
     assert cli(*words, "--resume", **RECIPE).code == 3
     (entry,) = summary_of(out)["frozen"]
     assert entry == {

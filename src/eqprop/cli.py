@@ -16,12 +16,11 @@ from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS
-from eqprop.runs import figures
+from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
 from eqprop.runs.evaluation import Evaluation, evaluate, restore
 from eqprop.runs.folder import RunFolder
-from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.training import Interrupted, Training, fitting, recipe_engine
 from eqprop.seeds import generator
@@ -201,23 +200,16 @@ def _train(options: argparse.Namespace) -> int:
         threads=options.threads,
         angles_every=options.angles_every,
     )
-    with folder.locked():
-        folder.check(recipe, options.resume)  # once more, now that nobody else can change it
-        if options.resume:
-            training.resume()
-        folder.write_text("recipe.toml", recipe.to_toml())
-        progress = Progress(folder, recipe.epochs, training.at.epoch)
-        with progress.catching_signals():
-            try:
-                summary = training.run(progress)
-            except Interrupted:
-                at = training.at
-                print(
-                    f"stopped in epoch {at.epoch + 1} after {at.minibatch} minibatches, saved. "
-                    f"To go on: {_resume_command(options, folder)}"
-                )
-                return INTERRUPTED
-        picture = _drawn(lambda: figures.curves(folder))
+    try:
+        summary = session.train(training, options.resume)
+    except Interrupted:
+        at = training.at
+        print(
+            f"stopped in epoch {at.epoch + 1} after {at.minibatch} minibatches, saved. "
+            f"To go on: {_resume_command(options, folder)}"
+        )
+        return INTERRUPTED
+    picture = _drawn(lambda: figures.curves(folder))
     error = summary["test_error"]
     print(
         f"test error {_mean_std(error)} over {error['members']} network(s), "
