@@ -1,0 +1,436 @@
+"""The figures of appendix E.6 and Fig. "ep-to-cvf" (b): Δ(t) of a rule on top of −∇(t) of BPTT.
+
+784-512-10, tanh, one MNIST sample; T, K, β, ε and η of Tab. "table-hyp-th". Where text and
+released code differ, every reading is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop import data
+from eqprop.analysis import Tolerances, gddcheck, time_resolved
+from eqprop.network import Network, layered
+from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.paper.computed import Computed
+from eqprop.paper.item import Item, Order, Results, Row
+from eqprop.rules import BPTT, ContinualEP, ContinualVF, Rule
+from eqprop.seeds import generator
+from eqprop.timesteps import Discrete, RealTime
+
+CURVES = 4  # of each layer's neurons and each weight matrix
+VISIBLE = 0.01  # of the largest gradient: what is smaller would be a flat line
+LIMIT = Tolerances()
+COINCIDE = f"relative error ≤ {LIMIT.relative_error:g} and angle ≤ {LIMIT.angle:g}°"
+SPLIT = f"relative error > {LIMIT.relative_error:g}, and larger than in the panel before"
+
+NAMES = {
+    "neurons hidden": "neurons, hidden layer",
+    "neurons output": "neurons, output layer",
+    "synapses.0.weight": "weights, input → hidden",
+    "synapses.0.bias": "bias, hidden layer",
+    "synapses.1.weight": "weights, hidden → output",
+    "synapses.1.bias": "bias, output layer",
+    "synapses.1.backward_weight": "weights, output → hidden",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One panel of a figure."""
+
+    title: str
+    tied: bool
+    moving: bool  # η > 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What text, table or released command may mean."""
+
+    name: str
+    beta: float
+    eta: float
+    angle: float = 0.0  # Ψ of untied weights
+    init: str = "fan_in"
+    bias: bool = True
+    slope: str = "all"  # where σ′ stands in real time
+    members: int | None = None  # several networks, a sample each: the worst counts
+    drawn: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One file of results, which one or two figures show."""
+
+    name: str
+    cases: tuple[Case, ...]
+    readings: tuple[Reading, ...]
+    dt: float | None = None  # None: discrete time
+    free_steps: int = 150
+    nudged_steps: int = 10
+    neurons: bool = True  # whether a figure shows them
+    needs: str = "3 s on one core; quick 1 s"
+    note: str = ""
+
+    def compute(self, order: Order) -> dict[str, Any]:
+        train = data.load("mnist", order.data).train
+        hidden, T = (64, self.free_steps // 2) if order.quick else (512, self.free_steps)
+        readings = []
+        for reading in self.readings:
+            order.say(f"  {reading.name}")
+            index = torch.tensor([0])
+            if reading.members is not None:
+                index = torch.arange(1, reading.members + 1)[:, None]  # a sample a member
+            x, y = train.batch(index, torch.float64)
+            panels = []
+            for case in self.cases:
+                net = self.network(case, reading, hidden)
+                kind = ContinualEP if case.tied else ContinualVF
+                rule = kind(beta=reading.beta, free_steps=T, nudged_steps=self.nudged_steps)
+                eta = reading.eta if case.moving else None
+                panel = {"title": case.title, **_numbers(net, rule, eta, x, y)}
+                if reading.drawn:
+                    panel["curves"] = self._curves(net, rule, eta, x, y)
+                panels.append(panel)
+            readings.append({**asdict(reading), "panels": panels})
+        return {"hidden": hidden, "free_steps": T, "readings": readings}
+
+    def network(self, case: Case, reading: Reading, hidden: int) -> Network:
+        return layered(
+            784,
+            hidden,
+            10,
+            tied=case.tied,
+            angle=0.0 if case.tied else reading.angle,
+            time=Discrete() if self.dt is None else RealTime(self.dt, reading.slope),
+            activation="tanh",
+            init=reading.init,
+            bias=reading.bias,
+            ensemble=() if reading.members is None else reading.members,
+            seed=0 if reading.members is None else 1,
+            dtype=torch.float64,
+        )
+
+    def _curves(
+        self, net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor
+    ) -> list[dict[str, Any]]:
+        bptt = BPTT(free_steps=rule.free_steps, backward_steps=rule.horizon)
+        exact = time_resolved(net, bptt, x, y)
+        ours = time_resolved(net, rule, x, y, learning_rates=eta)
+        neurons = _chosen("neurons ", ours.neurons, exact.neurons) if self.neurons else ()
+        return [*neurons, *_chosen("", ours.synapses, exact.synapses)]
+
+
+def _numbers(net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor) -> dict[str, Any]:
+    report = gddcheck(net, rule, x, y, learning_rates=eta)
+    return {
+        "residual": _short(report.residual),
+        "rows": [
+            {
+                "name": NAMES[row.name],
+                "relative_error": _short(row.relative_error),
+                "angle": _short(row.angle),
+                "signs": _short(row.sign_agreement),
+            }
+            for row in report.rows
+        ],
+    }
+
+
+def _chosen(
+    prefix: str, ours: dict[str, Tensor], exact: dict[str, Tensor]
+) -> Iterator[dict[str, Any]]:
+    """Randomly chosen neurons or synapses: Δ(t) and −∇(t), downhill as the paper draws them."""
+    for name, gradient in exact.items():
+        if name.endswith("bias"):
+            continue
+        size = gradient.abs().amax(0)
+        visible = (size > VISIBLE * size.max()).nonzero()  # [n, (sample or pre-neuron, neuron)]
+        order = torch.randperm(len(visible), generator=generator(0, f"curves of {name}"))
+        for pre, post in sorted(visible[order[:CURVES]].tolist()):
+            yield {
+                "group": NAMES[prefix + name],
+                "which": f"neuron {post}" if prefix else f"synapse {pre} → {post}",
+                "update": [_short(v) for v in (-ours[name][:, pre, post]).tolist()],
+                "gradient": [_short(v) for v in (-gradient[:, pre, post]).tolist()],
+            }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the eye is asked to judge in the panels of one reading, as numbers."""
+
+    errors: tuple[float, ...]  # the largest of any layer or parameter, panel by panel
+    angles: tuple[float, ...]
+
+    @property
+    def coincide(self) -> bool:
+        """In the first panel, where the theorem's conditions hold best."""
+        return self.errors[0] <= LIMIT.relative_error and self.angles[0] <= LIMIT.angle
+
+    def splits(self, panel: int) -> bool:
+        """Whether a panel's curves are apart, and further than those of the panel before."""
+        return self.errors[panel] > max(LIMIT.relative_error, self.errors[panel - 1])
+
+    @property
+    def as_published(self) -> bool:
+        return self.coincide and all(self.splits(i) for i in range(1, len(self.errors)))
+
+
+@dataclass(frozen=True)
+class Figure(Computed):
+    name: str
+    title: str
+    place: str
+    part: str  # "neurons", or "synapses": weights and biases
+    experiment: Experiment
+    claims: tuple[str, ...]  # of the paper, panel by panel
+    needs: str = field(init=False)
+    stored: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", self.experiment.needs)
+        object.__setattr__(self, "stored", self.experiment.name)
+
+    def compute(self, order: Order) -> dict[str, Any]:
+        return self.experiment.compute(order)
+
+    def _rows_of(self, panel: dict[str, Any]) -> list[dict[str, Any]]:
+        return [r for r in panel["rows"] if r["name"].startswith("neurons") == self._neurons]
+
+    @property
+    def _neurons(self) -> bool:
+        return self.part == "neurons"
+
+    def verdict(self, reading: dict[str, Any]) -> Verdict:
+        panels = [self._rows_of(panel) for panel in reading["panels"]]
+        return Verdict(
+            errors=tuple(max(row["relative_error"] for row in panel) for panel in panels),
+            angles=tuple(max(row["angle"] for row in panel) for panel in panels),
+        )
+
+    def rows(self, results: Results) -> tuple[Row, ...]:
+        found = {r["name"]: self.verdict(r) for r in self.found(results).get("readings", ())}
+        rows = []
+        for reading in self.experiment.readings:
+            if not reading.drawn:
+                continue
+            verdict = found.get(reading.name)
+            for i, (case, claim) in enumerate(zip(self.experiment.cases, self.claims, strict=True)):
+                eta = f"{reading.eta:g}" if case.moving else "0"
+                ours, passed = None, None
+                if verdict is not None:
+                    ours = f"relative error {verdict.errors[i]:.2g}, angle {verdict.angles[i]:.1f}°"
+                    passed = verdict.splits(i) if i else verdict.coincide
+                rows.append(
+                    Row(
+                        name=f"{case.title} (β = {reading.beta:g}, η = {eta}: {reading.name})",
+                        paper=claim,
+                        ours=ours,
+                        passed=passed,
+                        note=f"passes at {SPLIT if i else COINCIDE}",
+                    )
+                )
+        return tuple(rows)
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        found = self.found(results)
+        blocks: list[Block] = [
+            Text(
+                f"784-{found['hidden']}-10, tanh, T = {found['free_steps']}, "
+                f"K = {self.experiment.nudged_steps}, the first training image of MNIST. Dashed: "
+                f"the update Δ(t) of the local rule. Continuous: −∇(t) of BPTT. A colour is one "
+                f"randomly chosen {self.part.removesuffix('s')}. Judged by relative error and "
+                "angle: equal signs are shown, but they count every entry alike, also those too "
+                "small to be seen."
+            )
+        ]
+        for reading in found["readings"]:
+            if reading["drawn"]:
+                blocks += [*self._charts(reading), self._numbers(reading)]
+        blocks += [self._readings(found["readings"]), self._summary(found["readings"])]
+        return (*blocks, Text(self.experiment.note)) if self.experiment.note else tuple(blocks)
+
+    def _charts(self, reading: dict[str, Any]) -> Iterator[Chart]:
+        label = "s" if self._neurons else "θ"
+        groups = dict.fromkeys(c["group"] for p in reading["panels"] for c in p["curves"])
+        for group in groups:
+            if group.startswith("neurons") != self._neurons:
+                continue
+            panels = []
+            for panel in reading["panels"]:
+                curves = [c for c in panel["curves"] if c["group"] == group]
+                lines = [line for i, curve in enumerate(curves) for line in _pair(curve, i)]
+                if lines:
+                    y_label = f"Δ_{label}(t), −∇_{label}(t)"
+                    panels.append(Panel(panel["title"], "t", y_label, tuple(lines)))
+            place = "-".join(word for word in group.split()[1:] if word != "→")
+            number = [r.name for r in self.experiment.readings if r.drawn].index(reading["name"])
+            yield Chart(
+                f"{self.name}-{place}" + (f"-{number + 1}" if number else ""),
+                f"{group[0].upper()}{group[1:]}: {_settings(reading)} ({reading['name']}).",
+                tuple(panels),
+            )
+
+    def _numbers(self, reading: dict[str, Any]) -> Table:
+        panels = {p["title"]: {r["name"]: r for r in self._rows_of(p)} for p in reading["panels"]}
+        names = dict.fromkeys(name for rows in panels.values() for name in rows)
+
+        def cell(row: dict[str, Any] | None) -> str:
+            if row is None:
+                return ""
+            return f"{row['relative_error']:.2g}, {row['angle']:.1f}°, {100 * row['signs']:.1f} %"
+
+        return Table(
+            f"Relative error over all t, angle between the totals, share of equal signs; "
+            f"{_settings(reading)} ({reading['name']}).",
+            ("", *panels),
+            tuple((name, *(cell(rows.get(name)) for rows in panels.values())) for name in names),
+        )
+
+    def _readings(self, readings: Sequence[dict[str, Any]]) -> Table:
+        table = []
+        for reading in readings:
+            verdict = self.verdict(reading)
+            errors = (f"{error:.2g}" for error in verdict.errors)
+            published = "yes" if verdict.as_published else "no"
+            table.append((reading["name"], _settings(reading), *errors, published))
+        return Table(
+            "Every reading: largest relative error of any layer or parameter in each panel. As "
+            f"published: the first panel coincides ({COINCIDE}), the others split ({SPLIT}).",
+            ("reading", "", *(case.title for case in self.experiment.cases), "as published"),
+            tuple(table),
+        )
+
+    def _summary(self, readings: Sequence[dict[str, Any]]) -> Text:
+        alike = [r["name"] for r in readings if self.verdict(r).as_published]
+        unlike = [r["name"] for r in readings if not self.verdict(r).as_published]
+        text = f"Looks as published: {'; '.join(alike) or 'none'}."
+        return Text(text + (f" Does not: {'; '.join(unlike)}." if unlike else ""))
+
+
+def _pair(curve: dict[str, Any], color: int) -> tuple[Line, Line]:
+    t = tuple(float(i) for i in range(len(curve["update"])))
+    return (
+        Line(f"{curve['which']}, −∇", t, tuple(curve["gradient"]), "solid", color),
+        Line(f"{curve['which']}, Δ", t, tuple(curve["update"]), "dashed", color),
+    )
+
+
+def _settings(reading: dict[str, Any]) -> str:
+    angle = f", Ψ = {reading['angle']:g}°" if reading["angle"] else ""
+    return f"β = {reading['beta']:g}, η = {reading['eta']:g}{angle}"
+
+
+TABLE = "the paper's table"
+GLOROT = "Glorot, no biases, as the text says"
+SLOPE_HIDDEN = "σ′ on the hidden layer only, as released"
+SLOPE_NONE = "no σ′, as the equations are printed"
+OTHERS = "five other networks and samples, the worst"
+
+
+def _variants(beta: float, eta: float, real_time: bool, angle: float = 0.0) -> tuple[Reading, ...]:
+    """The values of the table under the other readings of the model, and on other samples."""
+    slopes = ((SLOPE_HIDDEN, "hidden"), (SLOPE_NONE, "none")) if real_time else ()
+    return (
+        Reading(GLOROT, beta, eta, angle, init="glorot", bias=False),
+        *(Reading(name, beta, eta, angle, slope=slope) for name, slope in slopes),
+        Reading(OTHERS, beta, eta, angle, members=5),
+    )
+
+
+SYMMETRIC = (Case("C-EP, η = 0", True, False), Case("C-EP, η > 0", True, True))
+ASYMMETRIC = (Case("C-VF, η = 0", False, False), Case("C-VF, η > 0", False, True))
+REAL_TIME: dict[str, Any] = {
+    "dt": 0.08,
+    "free_steps": 800,
+    "nudged_steps": 80,
+    "needs": "half a minute on one core; quick 10 s",
+}
+
+EXPERIMENTS = {
+    "ep-cep-disc": Experiment(
+        "gdd-discrete-symmetric",
+        SYMMETRIC,
+        (Reading(TABLE, 0.01, 2e-5, drawn=True), *_variants(0.01, 2e-5, False)),
+    ),
+    "ep-cep": Experiment(
+        "gdd-real-time-symmetric",
+        SYMMETRIC,
+        (
+            Reading(TABLE, 0.05, 2e-5, drawn=True),
+            Reading("the released command", 0.005, 2e-5, drawn=True),
+            Reading("the released command and its σ′", 0.005, 2e-5, slope="hidden"),
+            *_variants(0.05, 2e-5, True),
+        ),
+        note="Why the table's β = 0.05 shows no split: β and η push to opposite sides, as in the "
+        "factor 1 − 2β + η/(2β) of the toy model, and at this β the second is the smaller one. It "
+        "takes back a part of what β alone does, and the right panel is closer than the left.",
+        **REAL_TIME,
+    ),
+    "vf-cvf-disc": Experiment(
+        "gdd-discrete-asymmetric",
+        ASYMMETRIC,
+        (Reading(TABLE, 0.01, 2e-5, drawn=True), *_variants(0.01, 2e-5, False)),
+    ),
+    "vf-cvf": Experiment(
+        "gdd-real-time-asymmetric",
+        ASYMMETRIC,
+        (Reading(TABLE, 0.005, 2e-5, drawn=True), *_variants(0.005, 2e-5, True)),
+        **REAL_TIME,
+    ),
+}
+THREE_VERSIONS = Experiment(
+    "ep-to-cvf-b",
+    (
+        Case("EP", True, False),
+        Case("C-EP", True, True),
+        Case("VF, untied", False, False),
+        Case("C-VF, untied", False, True),
+    ),
+    (
+        Reading(TABLE, 0.01, 1.5e-5, 45.0, drawn=True),
+        Reading("the released values, at 45°", 0.005, 2e-5, 45.0, drawn=True),
+        Reading("the released commands, which set no angle", 0.005, 2e-5),
+        *_variants(0.01, 1.5e-5, True, 45.0),
+    ),
+    neurons=False,
+    **(REAL_TIME | {"needs": "a minute on one core; quick 15 s"}),
+)
+
+
+def _figure(label: str, part: str) -> Figure:
+    experiment = EXPERIMENTS[label]
+    time = "Real time" if experiment.dt else "Discrete time"
+    weights = "symmetric" if experiment.cases[0].tied else "asymmetric"
+    return Figure(
+        name=f"{experiment.name}-{part}",
+        title=f"{time}, {weights} weights: {part}",
+        place=f'Fig. "gdu:{label}-{"s" if part == "neurons" else "w"}", appendix E.6',
+        part=part,
+        experiment=experiment,
+        claims=("the curves coincide", "they split apart"),
+    )
+
+
+ITEMS: tuple[Item, ...] = (
+    Figure(
+        name="ep-to-cvf-b",
+        title="From EP to C-VF: synapses",
+        place='Fig. "ep-to-cvf" (b)',
+        part="synapses",
+        experiment=THREE_VERSIONS,
+        claims=("the curves coincide", "they split apart", "even more so", "even more so"),
+    ),
+    *(_figure(label, part) for label in EXPERIMENTS for part in ("neurons", "synapses")),
+)
