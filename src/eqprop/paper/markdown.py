@@ -1,0 +1,90 @@
+"""The report as Markdown: the same sections; figures are links to SVG files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from eqprop.paper.blocks import Block, Chart, Matrix, Table, Text
+from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric
+from eqprop.paper.item import Item, Results, Row
+
+MARKS = {True: "✓", False: "✗", None: "–"}
+
+
+def page(items: Sequence[Item], results: Results) -> str:
+    sections = "\n".join(section(item, results) for item in items)
+    return (
+        "<!-- written by `eqprop paper report` -->\n"
+        f"# The paper, table by table and figure by figure\n\n[The paper]({ARTICLE}) and what "
+        f"`eqprop` computes, side by side.\n\n{summary(items, results)}\n{sections}"
+    )
+
+
+def summary(items: Sequence[Item], results: Results) -> str:
+    rows = tuple(
+        (
+            f"{item.title} (`{item.name}`)",
+            item.place,
+            STATES[item.state(results)],
+            MARKS[item.passed(results)],
+        )
+        for item in items
+    )
+    return table(("item", "in the paper", "state", "pass"), rows)
+
+
+def section(item: Item, results: Results) -> str:
+    state = item.state(results)
+    needs = f" It needs: {escaped(item.needs)}." if state == "missing" else ""
+    head = f"## {escaped(item.title)}\n\n{escaped(item.place)} · `eqprop paper run {item.name}` · "
+    parts = [f"{head}**{STATES[state]}**.{needs}\n", rows_table(item.rows(results))]
+    parts += [block(each, "figures") for each in item.blocks(results)]
+    return "\n".join(part for part in parts if part)
+
+
+def rows_table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    notes = any(row.note for row in rows)
+    header = ("", "paper", "eqprop", "pass", "note") if notes else ("", "paper", "eqprop", "pass")
+    cells = [(row.name, row.paper, row.ours or "–", MARKS[row.passed], row.note) for row in rows]
+    return table(header, [each[: len(header)] for each in cells])
+
+
+def block(each: Block, figures: str) -> str:
+    """`figures`: the folder of the SVG files, from where the text will lie."""
+    match each:
+        case Text():
+            return f"{escaped(each.text)}\n"
+        case Table():
+            return f"{_caption(each.caption)}{table(each.header, each.rows)}"
+        case Matrix():
+            rows = [
+                (name, *(matrix_number(each, value) for value in values))
+                for name, values in zip(each.rows, each.values, strict=True)
+            ]
+            return f"{_caption(each.caption)}{table(('', *each.columns), rows)}"
+        case Chart():
+            alt = escaped(each.caption.replace("`", ""))
+            return f"![{alt}]({figures}/{each.name}.svg)\n\n{_caption(each.caption).rstrip()}\n"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    right = [numeric([row[i] for row in rows]) for i in range(len(header))]
+    lines = [header, ["---:" if it else "---" for it in right], *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Only `code` is markup."""
+    parts = re.split("(`[^`]+`)", text)
+    return "".join(p if p[:1] == "`" else re.sub(r"([\\*_<\[\]])", r"\\\1", p) for p in parts)
+
+
+def _cell(text: str) -> str:
+    return escaped(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _caption(caption: str) -> str:
+    return f"*{escaped(caption)}*\n\n" if caption else ""

@@ -1,0 +1,83 @@
+"""`eqprop paper report`: the page, the Markdown, the figures, and the tables of README and docs.
+
+Running it twice changes nothing. In README.md and docs/*.md of the current directory,
+
+    <!-- paper: ITEM -->
+    <!-- end -->
+
+holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
+`<!-- paper: ITEM figures -->` its figures, and `<!-- paper: summary -->` the list of all items.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eqprop.paper import html, markdown, svg
+from eqprop.paper.blocks import Chart, Matrix, Table
+from eqprop.paper.item import Item, Results
+from eqprop.runs.machine import describe
+from eqprop.runs.recipe import UserError
+
+MARKED = re.compile(r"(<!-- paper: ([^\s]+)(?: (rows|figures))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write(results: Results, out: Path, items: Sequence[Item] | None = None) -> list[Path]:
+    """What was written, or was so already: the page first."""
+    if items is None:
+        from eqprop.paper.catalogue import items as catalogue
+
+        items = catalogue()
+    folder = results.root / "paper"
+    charts = [b for item in items for b in item.blocks(results) if isinstance(b, Chart)]
+    texts = {
+        out: html.page(items, results, _made(describe("cpu"))),
+        folder / "report.md": markdown.page(items, results),
+        **{folder / "figures" / f"{chart.name}.svg": svg.figure(chart) for chart in charts},
+    }
+    for path in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+        if path.is_file() and MARKED.search(old := path.read_text("utf-8")):
+            texts[path] = _filled(path, old, items, results)
+    for path, content in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text("utf-8") != content:
+            path.write_text(content, "utf-8")
+    return list(texts)
+
+
+def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> str:
+    """A document with what belongs between its marks."""
+    figures = Path(os.path.relpath(results.root / "paper" / "figures", path.parent)).as_posix()
+
+    def between(found: re.Match[str]) -> str:
+        start, name, what, end = found.groups()
+        item = next((item for item in items if item.name == name), None)
+        if name == "summary":
+            parts = [markdown.summary(items, results)]
+        elif item is None:
+            known = ", ".join(item.name for item in items)
+            raise UserError(f"{path}: paper: {name}: no such item. There are: {known}")
+        else:
+            kinds = {None: (Table, Matrix), "rows": (), "figures": (Chart,)}[what]
+            parts = [markdown.rows_table(item.rows(results))] if what != "figures" else []
+            parts += [
+                markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)
+            ]
+        return f"{start}\n{chr(10).join(part for part in parts if part)}\n{end}"
+
+    return MARKED.sub(between, old)
+
+
+def _made(here: dict[str, Any]) -> list[str]:
+    machine, versions = here["machine"], here["versions"]
+    return [
+        "Written by `eqprop paper report`. Each number is computed from what lies in "
+        "`results/paper`, where machine, versions and commit of every run are kept.",
+        f"This page: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
+        f"Python {versions['python']}, PyTorch {versions['torch']}, eqprop {versions['eqprop']}, "
+        f"commit {(here['commit'] or 'unknown')[:12]}.",
+    ]
