@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
+from itertools import chain, groupby
 from math import isfinite
 
 from eqprop.paper.blocks import Chart, Line, Panel
@@ -262,11 +262,11 @@ def _curve(line: Line, style: str, x: Scale, y: Scale, hover: bool) -> str:
 
 def _drawing(panel: Panel, width: float, broad: bool, hover: bool) -> str:
     """Axes and lines in a field of `width` by HEIGHT."""
-    y_low, y_high = panel.y_range or _extent(
-        (v for line in panel.lines for v in (*line.y, *(line.low or ()), *(line.high or ()))),
-        panel.y_log,
-        0.05,
-    )
+    heights = [line.y for line in panel.lines]
+    heights += [line.high or () for line in panel.lines]
+    if not panel.y_log:  # there, a mean less its deviation may be next to nothing
+        heights += [line.low or () for line in panel.lines]
+    y_low, y_high = panel.y_range or _extent(chain(*heights), panel.y_log, 0.05)
     x_low, x_high = _extent((v for line in panel.lines for v in line.x), panel.x_log, 0.02)
     y_ticks = ticks(y_low, y_high, log=panel.y_log)
     y_labels, y_power = tick_labels(y_ticks, log=panel.y_log)
