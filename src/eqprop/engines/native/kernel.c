@@ -39,14 +39,12 @@ typedef int64_t whole;
 #define LARGEST_EXPONENT 1020.0
 #define MANTISSA 52
 #define ROUND 6755399441055744.0 /* 1.5 · 2^52: adding it leaves the nearest integer */
-#define TERMS 13
 #else
 typedef float real;
 typedef int32_t whole;
 #define LARGEST_EXPONENT 124.0f
 #define MANTISSA 23
 #define ROUND 12582912.0f /* 1.5 · 2^23: adding it leaves the nearest integer */
-#define TERMS 7
 #endif
 #define V ((int)(BYTES / sizeof(real)))
 typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
@@ -98,18 +96,24 @@ INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
 INLINE vec vmin(vec a, vec b) { return choose(a < b, a, b); }
 #endif
 
-/* 2^y: the series of exp on [−½, ½] · ln 2, and the whole part added to the exponent */
+/* 2^y: a polynomial on [−½, ½], and the whole part added to the exponent */
 INLINE vec power_of_two(vec y) {
-    static const double term[] = {
+#ifdef DOUBLE /* the series of exp(f ln 2) */
+    static const real term[] = {
         1.0, 0.69314718055994531, 0.24022650695910072, 0.055504108664821580, 0.0096181291076284772,
         0.0013333558146428444, 1.5403530393381609e-4, 1.5252733804059841e-5, 1.3215486790144309e-6,
         1.0178086009239700e-7, 7.0549116208011233e-9, 4.4455382718708116e-10, 2.5678435993488203e-11,
         1.3691488853904129e-12};
+#else /* the best of its degree: off by 7.5e-8 at most, relatively */
+    static const real term[] = {1.0000000716546849f,  0.6931469670647609f,   0.24022119723839974f,
+                                0.055507132734978495f, 0.009675541334453752f, 0.0013276471992533978f};
+#endif
+    const int degree = sizeof term / sizeof *term - 1;
     y = vmin(vmax(y, splat(-LARGEST_EXPONENT)), splat(LARGEST_EXPONENT));
     vec shifted = y + ROUND;
     vec f = y - (shifted - ROUND);
-    vec sum = splat((real)term[TERMS]);
-    for (int i = TERMS - 1; i >= 0; i--) sum = sum * f + (real)term[i];
+    vec sum = splat(term[degree]);
+    for (int i = degree - 1; i >= 0; i--) sum = sum * f + term[i];
     return (vec)((ivec)sum + ((ivec)shifted << MANTISSA));
 }
 
@@ -157,58 +161,61 @@ typedef struct {
     real alpha;
 } Product;
 
-/* `sigmoid`: C = σ(base + alpha · A · W), and `seen` what was not finite before */
-INLINE void block(const int rows, const int cols, const int sigmoid, const Product *p, int i, int j, vec *seen) {
-    const real *A = p->A + i * p->ar, *W = p->W + j;
+INLINE void block(const int rows, const int cols, Product p, int i, int j) {
+    const real *A = p.A + i * p.ar, *W = p.W + j, *base = p.base ? p.base + i * p.ld + j : 0;
+    real *C = p.C + i * p.ld + j;
     vec sum[MR][NR];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c++) sum[r][c] = (vec){0};
-    for (int k = 0; k < p->K; k++) {
+    for (int k = 0; k < p.K; k++) {
         vec w[NR];
-        for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * p->ldw + c * V);
+        for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * p.ldw + c * V);
         for (int r = 0; r < rows; r++) {
-            real a = A[r * p->ar + k * p->ak];
+            real a = A[r * p.ar + k * p.ak];
             for (int c = 0; c < cols; c++) sum[r][c] += a * w[c];
         }
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c++) {
-            long at = (i + r) * p->ld + j + c * V;
-            vec v = (p->base ? *(const vec *)(p->base + at) : (vec){0}) + p->alpha * sum[r][c];
-            if (sigmoid) {
-                *seen = watch(*seen, v);
-                v = activate(SIGMOID, v);
-            }
-            *(vec *)(p->C + at) = v;
+            long at = r * p.ld + c * V;
+            vec v = (base ? *(const vec *)(base + at) : (vec){0}) + p.alpha * sum[r][c];
+            *(vec *)(C + at) = v;
         }
 }
 
-#define CASE(m) case m: block(m, cols, sigmoid, p, i, j, seen); break;
+#define CASE(m) case m: block(m, cols, p, r, j); break;
 #if MR == 10
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
 #else
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #endif
-INLINE void panel(const int cols, const int sigmoid, const Product *p, int m, int j, vec *seen) {
-    for (int i = 0; i < m; i += MR)
-        switch (m - i < MR ? m - i : MR) { CASES }
+/* Rows i to `end` of the columns from j on. `sigmoid`: C = σ(base + alpha · A · W), and `seen`
+   what was not finite before. */
+INLINE void panel(const int cols, const int sigmoid, Product p, int i, int end, int j, vec *seen) {
+    for (int r = i; r < end; r += MR)
+        switch (end - r < MR ? end - r : MR) { CASES }
+    for (int r = i; sigmoid && r < end; r++)
+        for (int c = 0; c < cols; c++) {
+            vec *v = (vec *)(p.C + r * p.ld + j + c * V);
+            *seen = watch(*seen, *v);
+            *v = activate(SIGMOID, *v);
+        }
 }
 
-/* n is a multiple of V */
-static void multiply(int m, int n, Product p) {
-    vec unused = {0};
-    int j = 0;
-    for (; j + NR * V <= n; j += NR * V) panel(NR, 0, &p, m, j, &unused);
-    for (; j < n; j += V) panel(1, 0, &p, m, j, &unused);
-}
-
-static vec multiply_and_activate(int m, int n, Product p) {
+/* n is a multiple of V. Of W and C, the larger is gone through once. */
+INLINE vec panels(const int sigmoid, int m, int n, Product p) {
     vec seen = {0};
-    int j = 0;
-    for (; j + NR * V <= n; j += NR * V) panel(NR, 1, &p, m, j, &seen);
-    for (; j < n; j += V) panel(1, 1, &p, m, j, &seen);
+    int at_once = p.K < m ? MR : m;
+    for (int i = 0; i < m; i += at_once) {
+        int end = m - i < at_once ? m : i + at_once, j = 0;
+        for (; j + NR * V <= n; j += NR * V) panel(NR, sigmoid, p, i, end, j, &seen);
+        for (; j < n; j += V) panel(1, sigmoid, p, i, end, j, &seen);
+    }
     return seen;
 }
+
+static void multiply(int m, int n, Product p) { panels(0, m, n, p); }
+static vec multiply_and_activate(int m, int n, Product p) { return panels(1, m, n, p); }
 
 static void product(int m, int n, int K, real alpha, const real *A, long ar, long ak,
                     const real *W, long ldw, const real *base, real *C, long ld) {
