@@ -1,0 +1,38 @@
+"""When is a number of ours the paper's?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LEAST = 0.15  # percentage points that are never held against us
+WIDE = 1.0  # a published standard deviation above this is a regime, not a number
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An error in %, over n networks; the sample standard deviation is None for one alone."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+
+
+def tolerance(paper: Measured, ours: Measured) -> float:
+    """By how much the means may differ: two standard errors of their difference, or LEAST.
+
+    One network alone has no spread of its own: it is taken to have the published one.
+    """
+    if paper.std is None:
+        raise ValueError("a published mean is judged by its standard deviation, which is missing")
+    if paper.std > WIDE:
+        return paper.std
+    own = paper.std if ours.std is None else ours.std
+    return max(2 * math.sqrt(paper.std**2 / paper.n + own**2 / ours.n), LEAST)
+
+
+def passes(paper: Measured, ours: Measured) -> bool:
+    return abs(ours.mean - paper.mean) <= tolerance(paper, ours)
