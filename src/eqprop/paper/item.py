@@ -64,6 +64,7 @@ class Order:
     quick: bool = False
     device: str = "cpu"
     data: str | None = None  # folder of the idx files
+    threads: int | None = None  # None: one a core
     say: Callable[[str], None] = print
 
 
@@ -78,7 +79,10 @@ class Item(ABC):
         """Compute what is missing and store it; what is there already is kept."""
 
     @abstractmethod
-    def state(self, results: Results) -> State: ...
+    def state(self, results: Results) -> State:
+        """That of its weakest part: full if nothing is missing, quick if the quick results fill in
+        for what is.
+        """
 
     @abstractmethod
     def rows(self, results: Results) -> tuple[Row, ...]:
@@ -86,7 +90,9 @@ class Item(ABC):
 
     @abstractmethod
     def blocks(self, results: Results) -> tuple[Block, ...]:
-        """What the report shows. Called only if the state is not "missing"."""
+        """What the report shows: of each part the full result, else the quick one, marked as such;
+        nothing of a part that is missing.
+        """
 
     def passed(self, results: Results) -> bool | None:
         """Whether every row passes; None while one is missing, or where nothing is claimed."""

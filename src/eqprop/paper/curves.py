@@ -1,0 +1,105 @@
+"""The training curves: train and test error over the epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from eqprop.paper import training
+from eqprop.paper.blocks import Block, Chart, Line, Panel
+from eqprop.paper.comparison import compare
+from eqprop.paper.item import Results, Row
+from eqprop.paper.published import FULL_TABLE, Result
+from eqprop.paper.trained import Trained
+from eqprop.paper.training import Outcome, TrainingRun
+
+
+class TrainingCurves(Trained):
+    """Its rows are where the curves end: the lines of the full table."""
+
+    def __init__(self, name: str, title: str, figure: str, needs: str, runs: Sequence[str]) -> None:
+        super().__init__(name, title, f'appendix F.3, Fig. "{figure}"', needs, runs)
+        self.published = tuple(result for result in FULL_TABLE if result.recipe in runs)
+
+    def rows(self, results: Results) -> tuple[Row, ...]:
+        return tuple(comparison.row() for comparison in compare(self.published, results))
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        """A chart of the recipes, and one of each deviation that was run."""
+        readings = [tuple(training.RUNS[name] for name in self.runs)]
+        readings += [(run,) for name in self.runs for run in training.deviations(name)]
+        charts = (self._chart(reading, results) for reading in readings)
+        return tuple(chart for chart in charts if chart.panels)
+
+    def _chart(self, runs: Sequence[TrainingRun], results: Results) -> Chart:
+        panels = tuple(panel for run in runs for panel in self._panels(run, results))
+        run, caption = runs[0], self.title
+        if run.label:
+            caption += f". Not as released: {run.note}"
+        name = self.name + (f"-{run.label}" if run.label else "")
+        return Chart(
+            name, f"{caption}. Mean ± standard deviation; • the paper's test error", panels
+        )
+
+    def _panels(self, run: TrainingRun, results: Results) -> Iterator[Panel]:
+        outcome = training.best(run, results)
+        for paper in self.published:
+            if outcome and paper.recipe == run.recipe and outcome.errors(paper.angle):
+                yield _panel(outcome, paper)
+
+
+def _panel(outcome: Outcome, paper: Result) -> Panel:
+    test, train = (outcome.curves(f"{key}_error", paper.angle) for key in ("test", "train"))
+    spread = paper.test.std or 0.0
+    end = Line(
+        label="paper, test",
+        x=(float(paper.epochs or outcome.recipe.epochs),),
+        y=(paper.test.mean,),
+        style="points",
+        color=7,
+        low=(paper.test.mean - spread,),
+        high=(paper.test.mean + spread,),
+    )
+    lines = _band("test", test, 0), _band("train", train, 1)
+    title = paper.name + (", quick" if outcome.quick else "")
+    return Panel(title, "epoch", "error (%)", lines if outcome.quick else (*lines, end), y_log=True)
+
+
+def _band(label: str, curves: Tensor, color: int) -> Line:
+    """From [epochs, networks]."""
+    mean = curves.mean(1)
+    std = curves.std(1) if curves.shape[1] > 1 else mean * 0
+    return Line(
+        label,
+        x=tuple(float(epoch + 1) for epoch in range(len(curves))),
+        y=tuple(mean.tolist()),
+        color=color,
+        low=tuple((mean - std).tolist()),
+        high=tuple((mean + std).tolist()),
+    )
+
+
+ITEMS = (
+    TrainingCurves(
+        "curves-c-ep",
+        "Train and test error with C-EP",
+        "error_curves:cep",
+        "two runs of 7 min on a GPU, and one of hours; quick 30 s on two cores",
+        ("c-ep-1h-fixed-beta", "c-ep-1h", "c-ep-2h"),
+    ),
+    TrainingCurves(
+        "curves-c-vf-1h",
+        "Train and test error with C-VF, one hidden layer",
+        "error_curves:C-VF-1hidden",
+        "one run of 45 networks, half an hour on a GPU; quick 15 s on two cores",
+        ("c-vf-1h",),
+    ),
+    TrainingCurves(
+        "curves-c-vf-2h",
+        "Train and test error with C-VF, two hidden layers",
+        "error_curves:C-VF-2hidden",
+        "one run of 45 networks, hours on a GPU; quick 30 s on two cores",
+        ("c-vf-2h",),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Test error of C-VF against the initial angle between forward and backward weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eqprop.paper.blocks import Block, Chart, Line, Panel
+from eqprop.paper.comparison import Comparison, compare, explanation
+from eqprop.paper.item import Results, Row
+from eqprop.paper.published import FULL_TABLE, NAMES
+from eqprop.paper.trained import Trained
+from eqprop.paper.verdict import Measured
+
+PUBLISHED = tuple(result for result in FULL_TABLE if result.angle is not None)
+
+
+class ErrorAgainstPsi(Trained):
+    def __init__(self) -> None:
+        super().__init__(
+            "error-against-psi",
+            "Test error against the initial angle Ψ(θ_f, θ_b)",
+            'Fig. "table:results", right',
+            "two runs of 45 networks, half an hour and hours on a GPU; quick 45 s on two cores",
+            [result.recipe for result in PUBLISHED],
+        )
+
+    def rows(self, results: Results) -> tuple[Row, ...]:
+        return tuple(comparison.row() for comparison in compare(PUBLISHED, results))
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        comparisons, panels = compare(PUBLISHED, results), []
+        for recipe in self.runs:
+            chosen = [it for it in comparisons if it.paper.recipe == recipe]
+            ours = readings(chosen)
+            paper = points("paper", [(it.paper.angle or 0.0, it.paper.test) for it in chosen])
+            axes = "initial Ψ(θ_f, θ_b) (°)", "test error (%)"
+            if ours:
+                panels.append(Panel(NAMES[recipe], *axes, (paper, *ours), y_log=True))
+        if not panels:
+            return ()
+        caption = f"{self.title}: the paper, the recipe as released, and each deviation from it"
+        return Chart(self.name, caption, tuple(panels)), *explanation(comparisons)
+
+
+def readings(comparisons: Sequence[Comparison]) -> list[Line]:
+    """Error against angle: a line of points for the recipe, and one for each deviation."""
+    found: dict[str, list[tuple[float, Measured]]] = {}
+    for comparison in comparisons:
+        for reading in (comparison.ours, *comparison.deviations):
+            if reading is not None:
+                label = reading.run.label or "as released"
+                label += ", quick" if reading.outcome.quick else ""
+                place = comparison.paper.angle or 0.0, reading.errors.test
+                found.setdefault(label, []).append(place)
+    return [points(label, places, color) for color, (label, places) in enumerate(found.items())]
+
+
+def points(label: str, places: Sequence[tuple[float, Measured]], color: int = 7) -> Line:
+    """With a bar of ± one standard deviation each; grey is the paper."""
+    spread = [measured.std or 0.0 for _, measured in places]
+    return Line(
+        label,
+        x=tuple(x for x, _ in places),
+        y=tuple(measured.mean for _, measured in places),
+        style="points",
+        color=color,
+        low=tuple(m.mean - s for (_, m), s in zip(places, spread, strict=True)),
+        high=tuple(m.mean + s for (_, m), s in zip(places, spread, strict=True)),
+    )
+
+
+ITEMS = (ErrorAgainstPsi(),)

@@ -1,0 +1,88 @@
+"""The paper's hours beside ours."""
+
+from __future__ import annotations
+
+from eqprop.paper import training
+from eqprop.paper.blocks import Block, Table
+from eqprop.paper.item import Results, Row
+from eqprop.paper.published import NAMES, TITAN_SECONDS
+from eqprop.paper.trained import Trained
+from eqprop.paper.training import Outcome
+
+
+class Speed(Trained):
+    def __init__(self) -> None:
+        super().__init__(
+            "speed",
+            "Time to train",
+            'section "Discussion"',
+            "the runs of results-table with C-EP and C-VF; quick 1 min on two cores",
+            ("c-ep-1h", "c-vf-1h", "c-ep-2h", "c-vf-2h"),
+        )
+
+    def rows(self, results: Results) -> tuple[Row, ...]:
+        """Nothing is claimed: another machine has another time."""
+        return tuple(self._row(name, results) for name in self.runs)
+
+    def _row(self, name: str, results: Results) -> Row:
+        outcome = training.best(training.RUNS[name], results)
+        paper = f"{clock(_paper(name))} a network"
+        if outcome is None:
+            return Row(NAMES[name], paper, None, None)
+        note = (
+            f"{_networks(outcome)} in {clock(outcome.summary['wall_seconds'])}, {_machine(outcome)}"
+        )
+        if outcome.quick:
+            note = (
+                f"quick: {outcome.recipe.epochs} epochs of {outcome.recipe.train_samples}; {note}"
+            )
+        return Row(NAMES[name], paper, f"{clock(_each(outcome))} a network", None, note)
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        found = [training.best(training.RUNS[name], results) for name in self.runs]
+        rows = tuple(
+            (
+                NAMES[outcome.run.recipe],
+                str(len(outcome.recipe.members())),
+                clock(outcome.summary["wall_seconds"]),
+                clock(_each(outcome)),
+                f"{_paper(outcome.run.recipe) / _each(outcome):.0f}×",
+                _machine(outcome),
+            )
+            for outcome in found
+            if outcome and not outcome.quick
+        )
+        header = ("", "networks at once", "wall time", "a network", "the paper's time / ours", "on")
+        return (Table("Time to train, a Titan RTX in the paper", header, rows),) if rows else ()
+
+
+def _paper(recipe: str) -> float:
+    return TITAN_SECONDS[2 if recipe.endswith("2h") else 1]
+
+
+def _each(outcome: Outcome) -> float:
+    seconds: float = outcome.summary["wall_seconds"]
+    return seconds / len(outcome.recipe.members())
+
+
+def _networks(outcome: Outcome) -> str:
+    return f"{len(outcome.recipe.members())} networks at once"
+
+
+def _machine(outcome: Outcome) -> str:
+    machine = outcome.summary["machine"]
+    return str(machine.get("gpu") or f"{machine['cores']} cores, {machine['processor']}")
+
+
+def clock(seconds: float) -> str:
+    """2 h 39 min, 7 min 4 s, 40 s, 0.25 s."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+ITEMS = (Speed(),)

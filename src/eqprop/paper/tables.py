@@ -1,0 +1,62 @@
+"""The tables of training results: main text, appendix F.1, appendix F.2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from eqprop.paper.blocks import Block
+from eqprop.paper.comparison import Comparison, compare, explanation, table
+from eqprop.paper.item import Results, Row
+from eqprop.paper.published import FULL_TABLE, RESCALED, RESULTS_TABLE, Result
+from eqprop.paper.trained import Trained
+
+
+class TrainingTable(Trained):
+    def __init__(
+        self, name: str, title: str, place: str, needs: str, published: Sequence[Result]
+    ) -> None:
+        super().__init__(name, title, place, needs, [result.recipe for result in published])
+        self.published = tuple(published)
+
+    def rows(self, results: Results) -> tuple[Row, ...]:
+        return tuple(comparison.row() for comparison in compare(self.published, results))
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        comparisons = compare(self.published, results)
+        groups = groupby(comparisons, self._caption)
+        tables = (table(caption, tuple(group)) for caption, group in groups)
+        return (*(it for it in tables if it is not None), *explanation(comparisons))
+
+    def _caption(self, comparison: Comparison) -> str:
+        """Where a recipe has a line for every angle, it has a table of its own."""
+        result = comparison.paper
+        angles = [it.angle for it in self.published if it.recipe == result.recipe]
+        if len(angles) == 1:
+            return self.title
+        return f"{result.name.partition(',')[0]} by the initial angle Ψ(θ_f, θ_b)"
+
+
+ITEMS = (
+    TrainingTable(
+        "results-table",
+        "Training results on MNIST",
+        'Fig. "table:results", left',
+        "six runs, minutes each with one hidden layer, hours with two, on a GPU; quick 1 min",
+        RESULTS_TABLE,
+    ),
+    TrainingTable(
+        "full-table",
+        "Training results with every initial angle",
+        "appendix F.1, full table of results",
+        "the runs of results-table and c-ep-1h-fixed-beta; quick 1 min on two cores",
+        FULL_TABLE,
+    ),
+    TrainingTable(
+        "rescaled",
+        "C-EP with a tiny learning rate, rescaled",
+        "appendix F.2",
+        "two runs, 2 min on a GPU and hours; quick 10 s on two cores",
+        RESCALED,
+    ),
+)

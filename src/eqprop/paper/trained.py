@@ -1,0 +1,21 @@
+"""An item that is read off training runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eqprop.paper import training
+from eqprop.paper.item import Item, Order, Results, State
+
+
+class Trained(Item):
+    def __init__(self, name: str, title: str, place: str, needs: str, runs: Sequence[str]) -> None:
+        self.name, self.title, self.place, self.needs = name, title, place, needs
+        self.runs = tuple(dict.fromkeys(runs))
+
+    def run(self, order: Order) -> None:
+        for name in self.runs:
+            training.train(training.RUNS[name], order)
+
+    def state(self, results: Results) -> State:
+        return training.state(self.runs, results)

@@ -1,0 +1,206 @@
+"""The training runs behind the paper's tables and curves: what is run, and what came of it.
+
+A run is a recipe as the authors released it, or a *deviation*: the same recipe with something
+named done otherwise. Several items share a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop import data as datasets
+from eqprop.paper.item import Order, Results, State
+from eqprop.paper.published import ANGLES
+from eqprop.paper.verdict import Measured
+from eqprop.runs import figures, session
+from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import Recipe, UserError
+from eqprop.runs.training import Interrupted, Training
+
+QUICK_ANGLES = (0.0, 90.0, 180.0)
+QUICK_SAMPLES = {1: (20000, 5000), 2: (1000, 500)}  # by hidden layers: train, test
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    name: str  # of its folder
+    recipe: str  # that it runs, or deviates from
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""  # the deviation, in words
+
+    @property
+    def label(self) -> str:
+        """A deviation's short name, "in-turn"; empty for a recipe as released."""
+        return self.name.removeprefix(self.recipe).removeprefix("-")
+
+    def resolved(self, quick: bool) -> Recipe:
+        recipe = recipes.load(self.recipe, {**self.overrides, "name": self.name})
+        if not quick:
+            return recipe
+        train, test = QUICK_SAMPLES[len(recipe.layers) - 2]
+        angle = recipe.angle if recipe.tied else QUICK_ANGLES
+        small = replace(recipe, epochs=2, seeds=2, angle=angle)
+        return replace(small, train_samples=train, test_samples=test)
+
+
+def _recipe(name: str, **overrides: Any) -> TrainingRun:
+    return TrainingRun(name, name, overrides)
+
+
+def _deviation(recipe: str, label: str, note: str, **overrides: Any) -> TrainingRun:
+    return TrainingRun(f"{recipe}-{label}", recipe, overrides, note)
+
+
+_IN_TURN = "layers updated in turn in the free phase"
+_NO_BIAS = "no biases, as the paper's equations are written"
+_GLOROT = "Glorot weights, as the paper's text has them"
+
+RUNS = {
+    run.name: run
+    for run in (
+        _recipe("ep-1h"),
+        _recipe("ep-2h"),
+        _recipe("c-ep-1h-fixed-beta"),
+        _recipe("c-ep-1h"),
+        _recipe("c-ep-2h"),
+        _recipe("rescaled-c-ep-1h"),
+        _recipe("rescaled-c-ep-2h"),
+        _recipe("c-vf-1h", angle=ANGLES),
+        _deviation("c-vf-1h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
+        _deviation("c-vf-1h", "no-bias", _NO_BIAS, angle=ANGLES, bias=False, frozen=()),
+        _deviation("c-vf-1h", "glorot", _GLOROT, angle=ANGLES, init="glorot"),
+        _recipe("c-vf-2h", angle=ANGLES),
+        _deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
+    )
+}
+
+
+def deviations(recipe: str) -> tuple[TrainingRun, ...]:
+    return tuple(run for run in RUNS.values() if run.recipe == recipe and run.label)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors in % of the networks of one setting, after the last epoch."""
+
+    test: Measured
+    last_ten: Measured  # test error, mean of the last ten epochs
+    train: Measured  # counted during the epoch
+    frozen: int  # networks that became non-finite
+
+    def __str__(self) -> str:
+        return f"{self.test} ({self.train.mean:.2f})"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A complete run."""
+
+    run: TrainingRun
+    quick: bool
+    recipe: Recipe
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def curves(self, key: str, angle: float | None = None) -> Tensor:
+        """An error over the epochs, [epochs, networks], of the networks with that initial Ψ.
+
+        A network that has become non-finite answers nothing: from then on it counts as guessing.
+        """
+        members = self.recipe.members()
+        chosen = [i for i, m in enumerate(members) if angle is None or m.angle == angle]
+        guessing = 100 * (1 - 1 / self.recipe.layers[-1])
+        curves = torch.full((self.recipe.epochs, len(chosen)), guessing, dtype=torch.float64)
+        recorded = figures.series(self.metrics, key)[:, chosen]
+        curves[: len(recorded)] = recorded.nan_to_num(guessing)
+        return curves
+
+    def errors(self, angle: float | None = None) -> Errors | None:
+        """None if no network of the run has that angle."""
+        test, train = self.curves("test_error", angle), self.curves("train_error", angle)
+        if not test.shape[1]:
+            return None
+        members = self.recipe.members()
+        frozen = [members[entry["member"]] for entry in self.summary["frozen"]]
+        return Errors(
+            test=measured(test[-1]),
+            last_ten=measured(test[-10:].mean(0)),
+            train=measured(train[-1]),
+            frozen=sum(angle is None or member.angle == angle for member in frozen),
+        )
+
+
+def measured(values: Tensor) -> Measured:
+    """Mean and sample standard deviation over networks."""
+    n = len(values)
+    return Measured(float(values.mean()), float(values.std()) if n > 1 else None, n)
+
+
+def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
+    """None unless the run is there, of this recipe, and complete."""
+    folder, recipe = results.run_folder(run.name, quick), run.resolved(quick)
+    if not folder.recipe_file.is_file() or _differences(folder.recipe(), recipe):
+        return None
+    summary = folder.summary()
+    if summary is None:
+        return None
+    if summary["epochs"] < recipe.epochs and len(summary["frozen"]) < len(recipe.members()):
+        return None
+    return Outcome(run, quick, recipe, folder.metrics(), summary)
+
+
+def best(run: TrainingRun, results: Results) -> Outcome | None:
+    """The full outcome if it is there, else the quick one."""
+    return outcome(run, results, quick=False) or outcome(run, results, quick=True)
+
+
+def epochs_done(run: TrainingRun, results: Results) -> int:
+    """Of the full run, also if it is not complete."""
+    return len(results.run_folder(run.name, quick=False).metrics())
+
+
+def state(names: Iterable[str], results: Results) -> State:
+    """That of the weakest run."""
+    found = [best(RUNS[name], results) for name in names]
+    if None in found:
+        return "missing"
+    return "quick" if any(it is not None and it.quick for it in found) else "full"
+
+
+def train(run: TrainingRun, order: Order) -> None:
+    """Train what is missing, going on where an earlier attempt was stopped."""
+    recipe, folder = run.resolved(order.quick), order.results.run_folder(run.name, order.quick)
+    there = folder.recipe_file.is_file()
+    differing = _differences(folder.recipe(), recipe) if there else []
+    if differing:
+        raise UserError(
+            f"{folder.path}: holds a run with another recipe (it differs in "
+            f"{', '.join(differing)}): move it away, or choose another --results"
+        )
+    if outcome(run, order.results, order.quick) is not None:
+        return
+    folder.check(recipe, resume=there)
+    order.say(
+        f"{run.name}: {len(recipe.members())} networks, {recipe.epochs} epochs, in {folder.path}"
+    )
+    data = datasets.load(recipe.data, order.data)
+    training = Training(recipe, folder, data, device=order.device, threads=order.threads)
+    try:
+        summary = session.train(training, resume=there)
+    except Interrupted:
+        at = training.at
+        order.say(f"{run.name}: stopped in epoch {at.epoch + 1}, {at.minibatch} minibatches, saved")
+        raise
+    if summary["frozen"]:
+        order.say(f"{run.name}: {len(summary['frozen'])} networks became non-finite")
+
+
+def _differences(there: Recipe, wanted: Recipe) -> list[str]:
+    """A run of more epochs is not this run; one of fewer can go on."""
+    longer = ["epochs"] if there.epochs > wanted.epochs else []
+    return there.differences(wanted) + longer
