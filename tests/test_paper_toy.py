@@ -36,12 +36,15 @@ def continual(theta, beta, eta, steps):
 
 def test_every_row_passes_and_none_does_before_the_run(results):
     assert ITEM.state(results) == "missing"
+    assert ITEM.blocks(results) == ()
     assert all(row.passed is None and row.ours is None for row in ITEM.rows(results))
     run(results)
     assert ITEM.state(results) == "quick"
     assert ITEM.passed(results) is True
+    assert ITEM.blocks(results)[0].text.startswith("Quick")
     run(results, quick=False)
     assert ITEM.state(results) == "full"
+    assert "Quick" not in ITEM.blocks(results)[0].text
 
 
 def test_points_and_formulas_are_those_of_the_recursion(results):

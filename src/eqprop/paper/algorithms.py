@@ -216,7 +216,7 @@ class FourAlgorithms(Computed):
             for row in _rows(setting, found.get(setting.name))
         )
 
-    def blocks(self, results: Results) -> tuple[Block, ...]:
+    def draw(self, found: dict[str, Any]) -> tuple[Block, ...]:
         blocks: list[Block] = [
             Text(
                 f"The first {SAMPLES} training images of MNIST, weights as drawn from ±1/√fan_in, "
@@ -227,7 +227,7 @@ class FourAlgorithms(Computed):
                 "time (ε = 0.5) F = ∂Φ/∂s, and all four are one gradient."
             )
         ]
-        for entry in self.found(results)["settings"]:
+        for entry in found["settings"]:
             ep, cep = entry["ep"], entry["cep"]
             blocks.append(
                 Matrix(

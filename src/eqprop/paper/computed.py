@@ -7,6 +7,7 @@ from abc import abstractmethod
 from datetime import UTC, datetime
 from typing import Any
 
+from eqprop.paper.blocks import Block, Text
 from eqprop.paper.item import Item, Order, Results, State
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.machine import describe
@@ -17,6 +18,10 @@ class Computed(Item):
 
     @abstractmethod
     def compute(self, order: Order) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def draw(self, found: dict[str, Any]) -> tuple[Block, ...]:
+        """What the report shows of what was computed."""
 
     def run(self, order: Order) -> None:
         if order.results.read(self.stored, order.quick) is not None:
@@ -32,6 +37,13 @@ class Computed(Item):
 
     def state(self, results: Results) -> State:
         return results.best(self.stored)[0]
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        state, found = results.best(self.stored)
+        if state == "missing":
+            return ()
+        quick = Text(f"Quick: a smaller network. `eqprop paper run {self.name}` for the full one.")
+        return (quick, *self.draw(found)) if state == "quick" else self.draw(found)
 
     def found(self, results: Results) -> dict[str, Any]:
         """What was computed, full before quick; empty where nothing was."""

@@ -243,8 +243,7 @@ class Figure(Computed):
                 )
         return tuple(rows)
 
-    def blocks(self, results: Results) -> tuple[Block, ...]:
-        found = self.found(results)
+    def draw(self, found: dict[str, Any]) -> tuple[Block, ...]:
         blocks: list[Block] = [
             Text(
                 f"784-{found['hidden']}-10, tanh, T = {found['free_steps']}, "

@@ -135,8 +135,7 @@ class ToyModel(Computed):
         )
         return tuple(rows)
 
-    def blocks(self, results: Results) -> tuple[Block, ...]:
-        found = self.found(results)
+    def draw(self, found: dict[str, Any]) -> tuple[Block, ...]:
         curves = {(c["algorithm"], c["quantity"]): c for c in found["curves"]}
 
         def pair(algorithm: str, quantity: str, color: int, steps: int = K + 1) -> list[Line]:
