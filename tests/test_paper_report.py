@@ -127,6 +127,7 @@ def test_a_scale_puts_values_where_arithmetic_does():
         (-2.1e-4, 2.2e-4, {}, [-2e-4, -1e-4, 0, 1e-4, 2e-4]),
         (1.93, 2.31, {}, [2.0, 2.1, 2.2, 2.3]),
         (-3.6, 183.6, {"degrees": True}, [0, 45, 90, 135, 180]),
+        (0.98, 2.02, {"whole": True}, [1, 2]),
         (1e-7, 0.2, {"log": True}, [1e-6, 1e-4, 1e-2]),
         (0.9, 120, {"log": True}, [1, 2, 5, 10, 20, 50, 100]),
         (1.9, 4.6, {"log": True}, [2, 2.5, 3, 3.5, 4, 4.5]),
@@ -252,7 +253,7 @@ def test_a_figure_stands_alone(chart):
     assert "var(" not in svg.figure(chart)
     width, height = map(float, tree.get("viewBox").split()[2:])
     texts = {t.text for t in tree.iter("{http://www.w3.org/2000/svg}text")}
-    assert {panel.title for panel in chart.panels} <= texts
+    assert {svg.typeset(panel.title) for panel in chart.panels} <= texts
     assert height > svg.HEIGHT
     assert width > len(chart.panels) * 340
 
@@ -277,8 +278,37 @@ def test_the_page_is_well_formed_and_text_stays_text(results):
     assert [s.get("--v") or s.get("style") for s in quick.iter("td")] == [
         "--v:1.000", "--v:0.500", "--v:0.000", "--v:0.000",
     ]  # fmt: skip
-    assert {a.get("href") for a in tree.iter("a")} == {html.ARTICLE, "#toy", "#angles", "#speed"}
+    assert {a.get("href") for a in tree.iter("a")} == {
+        html.ARTICLE, "#top", "#toy", "#angles", "#speed",
+    }  # fmt: skip
     assert not re.search(r"\b(src|@import|url\()", source)
+
+
+def test_powers_of_ten_are_set_as_such():
+    assert html.text("from 1e-12 to 7.5e+02, `1e-3`, commit 12e34, 0.0e+00") == (
+        "from 10⁻¹² to 7.5×10², <code>1e-3</code>, commit 12e34, 0.0"
+    )
+
+
+def test_an_item_of_which_something_is_there_is_not_called_missing(results):
+    some = replace(ITEMS[0], is_now="missing")
+    assert [html.standing(item, results) for item in (*ITEMS, some)] == [
+        "full", "quick", "missing", "partial",
+    ]  # fmt: skip
+    assert "**in part**. It needs: 5 min" in markdown.section(some, results)
+    assert "Not all of it has run yet" in html.section(some, results)
+    assert "not run yet" not in html.section(some, results)
+
+
+def test_subscripts_are_set_as_such():
+    assert html.text("Ψ(θ_f, θ_b), `θ_f`, fan_in") == (
+        "Ψ(θ<sub>f</sub>, θ<sub>b</sub>), <code>θ_f</code>, fan_in"
+    )
+    assert markdown.escaped("∇_s, `a_b`, fan_in") == "∇<sub>s</sub>, `a_b`, fan\\_in"
+    tree = ElementTree.fromstring(svg.plot(Panel("t", "t", "Δ_s(t)", ())))
+    label = next(tree.iter("text"))
+    assert "".join(label.itertext()) == "Δs(t)"
+    assert [(t.text, t.get("dy")) for t in label] == [("s", "3"), ("(t)", "-3")]
 
 
 def test_markdown_has_the_same_tables(results):

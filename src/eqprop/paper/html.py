@@ -13,18 +13,28 @@ from math import isfinite
 
 from eqprop.paper import svg
 from eqprop.paper.blocks import Block, Chart, Matrix, Panel, Table, Text
-from eqprop.paper.item import Item, Results, Row, State
+from eqprop.paper.item import Item, Results, Row
 
 ARTICLE = "https://arxiv.org/abs/2005.04168"
-STATES = {"full": "full run", "quick": "quick run", "missing": "not run yet"}
+STATES = {"full": "full run", "quick": "quick run", "partial": "in part", "missing": "not run yet"}
 EXTRA = {  # what the figures have no use for
     "light": "--wash: #f1f3f5; --warn: #9a6700; --bad: #c02f1d; --heat: 11 111 174",
     "dark": "--wash: #22272e; --warn: #e3b341; --bad: #ff7b6b; --heat: 90 174 230",
 }
 
 
+def standing(item: Item, results: Results) -> str:
+    """The state of an item; "partial" if it is missing, but not all of it."""
+    state = item.state(results)
+    some = any(row.ours is not None for row in item.rows(results))
+    return "partial" if state == "missing" and some else state
+
+
 def text(source: str) -> str:
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(source))
+    parts = re.split("`([^`]+)`", escape(source))
+    parts[::2] = [svg.SUBSCRIPT.sub(r"<sub>\1</sub>", svg.typeset(part)) for part in parts[::2]]
+    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
+    return "".join(parts)
 
 
 def page(items: Sequence[Item], results: Results, made: Sequence[str]) -> str:
@@ -50,7 +60,7 @@ def page(items: Sequence[Item], results: Results, made: Sequence[str]) -> str:
 {css}/*]]>*/</style>
 </head>
 <body>
-<header>
+<header id="top">
 <h1>Equilibrium propagation with continual weight updates</h1>
 <p>Every table and figure of <a href="{ARTICLE}">the paper</a> (Ernoult, Grollier, Querlioz,
 Bengio, Scellier, 2020), computed by <code>eqprop</code>, the published numbers beside ours.</p>
@@ -75,12 +85,13 @@ def summary(items: Sequence[Item], results: Results) -> str:
         count = f"{sum(verdicts)} of {len(verdicts)}" if verdicts else ""
         rows.append(
             f'<tr><td><a href="#{escape(item.name)}">{text(item.title)}</a></td>'
-            f'<td class="muted wide">{text(item.place)}</td><td>{_badge(item.state(results))}</td>'
+            f'<td class="muted wide">{text(item.place)}</td>'
+            f"<td>{_badge(standing(item, results))}</td>"
             f'<td class="num wide">{count}</td>'
             f'<td class="mark">{mark(item.passed(results))}</td></tr>'
         )
-    states = [item.state(results) for item in items]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
+    states = [standing(item, results) for item in items]
+    counts = ", ".join(f"{states.count(s)} {words}" for s, words in STATES.items() if s in states)
     head = '<th>Item</th><th class="wide">In the paper</th><th>State</th>'
     head += '<th class="num wide">Rows</th><th class="mark">Pass</th>'
     return f"""<p class="meta">{len(items)} items: {counts}.
@@ -91,18 +102,20 @@ claimed.</p>
 
 
 def section(item: Item, results: Results) -> str:
-    state = item.state(results)
+    state = standing(item, results)
     notice = {
         "full": "",
         "quick": '<p class="notice">A quick run: fewer epochs, seeds or settings than the paper '
         "has, so the numbers need not agree.</p>",
+        "partial": f"<p>Not all of it has run yet. It needs: {text(item.needs)}.</p>",
         "missing": f"<p>Not run yet. It needs: {text(item.needs)}.</p>",
     }[state]
     rows = item.rows(results)
     blocks = "\n".join(_block(block) for block in item.blocks(results))
     return f"""<section id="{escape(item.name)}" aria-labelledby="{escape(item.name)}-title">
 <div class="head"><h2 id="{escape(item.name)}-title">{text(item.title)}</h2>{_badge(state)}</div>
-<p class="meta">{text(item.place)} · <code>eqprop paper run {escape(item.name)}</code></p>
+<p class="meta">{text(item.place)} · <code>eqprop paper run {escape(item.name)}</code> ·
+<a href="#top">all items</a></p>
 {notice}
 {_rows(rows) if rows else ""}
 {blocks}
@@ -118,32 +131,31 @@ def mark(passed: bool | None) -> str:
     return f'<span class="{name}" role="img" aria-label="{words}" title="{words}">{sign}</span>'
 
 
-def _badge(state: State) -> str:
+def _badge(state: str) -> str:
     return f'<span class="badge {state}">{STATES[state]}</span>'
 
 
 def numeric(column: Sequence[str]) -> bool:
     """Whether a column holds numbers, and so is set to the right."""
     cells = [cell for cell in column if cell not in ("", "–", "—")]
-    return bool(cells) and all(re.match(r"[-−+±≈<>≤≥]?\s?\d", cell) for cell in cells)
+    return bool(cells) and all(re.match(r"[-−+±≈∼~<>≤≥→]?\s?\d", cell) for cell in cells)
 
 
 def _rows(rows: Sequence[Row]) -> str:
+    cells = [(row.paper, row.ours or "–") for row in rows]
+    paper, ours = (' class="num"' if numeric([c[i] for c in cells]) else "" for i in (0, 1))
     notes = any(row.note for row in rows)
     body = "".join(
-        f'<tr><td>{text(row.name)}</td><td class="num">{text(row.paper)}</td>'
-        f'<td class="num">{text(row.ours or "–")}</td><td class="mark">{mark(row.passed)}</td>'
+        f"<tr><td>{text(row.name)}</td><td{paper}>{text(row.paper)}</td>"
+        f'<td{ours}>{text(row.ours or "–")}</td><td class="mark">{mark(row.passed)}</td>'
         + (f'<td class="note">{text(row.note)}</td>' if notes else "")
         + "</tr>"
         for row in rows
     )
-    head = (
-        '<th></th><th class="num">Paper</th><th class="num">eqprop</th><th class="mark">Pass</th>'
-    )
+    head = f'<th></th><th{paper}>Paper</th><th{ours}>eqprop</th><th class="mark">Pass</th>'
     head += "<th>Note</th>" if notes else ""
-    return _scroll(
-        f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return _scroll(f'<table class="rows">{table}</table>')
 
 
 def _scroll(table: str) -> str:

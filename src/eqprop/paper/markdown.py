@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from eqprop.paper.blocks import Block, Chart, Matrix, Table, Text
-from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric
+from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric, standing
 from eqprop.paper.item import Item, Results, Row
+from eqprop.paper.svg import SUBSCRIPT, typeset
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 
@@ -26,7 +27,7 @@ def summary(items: Sequence[Item], results: Results) -> str:
         (
             f"{item.title} (`{item.name}`)",
             item.place,
-            STATES[item.state(results)],
+            STATES[standing(item, results)],
             MARKS[item.passed(results)],
         )
         for item in items
@@ -35,8 +36,8 @@ def summary(items: Sequence[Item], results: Results) -> str:
 
 
 def section(item: Item, results: Results) -> str:
-    state = item.state(results)
-    needs = f" It needs: {escaped(item.needs)}." if state == "missing" else ""
+    state = standing(item, results)
+    needs = f" It needs: {escaped(item.needs)}." if state in ("missing", "partial") else ""
     head = f"## {escaped(item.title)}\n\n{escaped(item.place)} · `eqprop paper run {item.name}` · "
     parts = [f"{head}**{STATES[state]}**.{needs}\n", rows_table(item.rows(results))]
     parts += [block(each, "figures") for each in item.blocks(results)]
@@ -66,7 +67,7 @@ def block(each: Block, figures: str) -> str:
             ]
             return f"{_caption(each.caption)}{table(('', *each.columns), rows)}"
         case Chart():
-            alt = escaped(each.caption.replace("`", ""))
+            alt = re.sub(r"[`\[\]]", "", each.caption)
             return f"![{alt}]({figures}/{each.name}.svg)\n\n{_caption(each.caption).rstrip()}\n"
 
 
@@ -77,9 +78,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Only `code` is markup."""
+    """Only `code` and subscripts are markup."""
     parts = re.split("(`[^`]+`)", text)
-    return "".join(p if p[:1] == "`" else re.sub(r"([\\*_<\[\]])", r"\\\1", p) for p in parts)
+    for i in range(0, len(parts), 2):
+        words = SUBSCRIPT.split(typeset(parts[i]))
+        words[::2] = [re.sub(r"([\\*_<\[\]])", r"\\\1", word) for word in words[::2]]
+        words[1::2] = [f"<sub>{low}</sub>" for low in words[1::2]]
+        parts[i] = "".join(words)
+    return "".join(parts)
 
 
 def _cell(text: str) -> str:

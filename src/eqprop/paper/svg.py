@@ -25,6 +25,7 @@ DARK_VALUES = """#14171b #e4e7eb #9aa3ae #2b3037
 #5aaee6 #f58a4b #3cc79d #eebc4a #e293c1 #a2d8f7 #c7a27c #a3abb6 #a79bf0 #c9d65f"""
 LIGHT, DARK = (dict(zip(NAMES, v.split(), strict=True)) for v in (LIGHT_VALUES, DARK_VALUES))
 HEIGHT = 250.0  # of a panel, without its title and legend
+SUBSCRIPT = re.compile(r"(?<=[\w∇])_(\w)(?!\w)")  # θ_f, but not fan_in
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 
@@ -66,8 +67,22 @@ def number(value: float, digits: int = 4) -> str:
     return mantissa.replace("-", "−") + power
 
 
-def ticks(low: float, high: float, *, log: bool = False, degrees: bool = False) -> list[float]:
-    """Round numbers from `low` to `high`, about five."""
+def typeset(text: str) -> str:
+    """1e-12 as 10⁻¹², 2.5e-05 as 2.5×10⁻⁵."""
+
+    def replaced(found: re.Match[str]) -> str:
+        mantissa, exponent = found[1], int(found[2])
+        if exponent == 0 or float(mantissa) == 0:
+            return mantissa
+        return _power(exponent) if mantissa == "1" else f"{mantissa}×{_power(exponent)}"
+
+    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]\d+)(?!\w)", replaced, text)
+
+
+def ticks(
+    low: float, high: float, *, log: bool = False, degrees: bool = False, whole: bool = False
+) -> list[float]:
+    """Round numbers from `low` to `high`, about five; `whole`: no fractions."""
     if log:
         decades = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
         if len(decades) > 3:
@@ -76,7 +91,7 @@ def ticks(low: float, high: float, *, log: bool = False, degrees: bool = False) 
         found = [m * 10.0**e for e in wide for m in (1, 2, 5) if low <= m * 10.0**e <= high]
         if len(found) > 2:
             return found
-    rough = (high - low) / 5
+    rough = max((high - low) / 5, 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(rough))
     if degrees and 10 < rough < 90:
         step = next(s for s in (15.0, 30.0, 45.0, 90.0) if s >= rough)
@@ -209,8 +224,18 @@ def _text(
 ) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="var(--{ink})"{more}>'
-        f"{escape(text)}</text>"
+        f"{_lowered(text)}</text>"
     )
+
+
+def _lowered(text: str) -> str:
+    """Escaped, with subscripts."""
+    parts = SUBSCRIPT.split(escape(typeset(text)))
+    out = [parts[0]]
+    for low, after in zip(parts[1::2], parts[2::2], strict=True):
+        out.append(f'<tspan dy="3" font-size="80%">{low}</tspan>')
+        out.append(f'<tspan dy="-3">{after}</tspan>' if after else "")
+    return "".join(out)
 
 
 def _runs(line: Line, x: Scale, y: Scale) -> Iterator[list[int]]:
@@ -264,15 +289,16 @@ def _drawing(panel: Panel, width: float, broad: bool, hover: bool) -> str:
     """Axes and lines in a field of `width` by HEIGHT."""
     heights = [line.y for line in panel.lines]
     heights += [line.high or () for line in panel.lines]
-    if not panel.y_log:  # there, a mean less its deviation may be next to nothing
-        heights += [line.low or () for line in panel.lines]
+    heights += [  # on a log axis the lower edge of a band may lie decades below
+        line.low or () for line in panel.lines if line.style == "points" or not panel.y_log
+    ]
     y_low, y_high = panel.y_range or _extent(chain(*heights), panel.y_log, 0.05)
     x_low, x_high = _extent((v for line in panel.lines for v in line.x), panel.x_log, 0.02)
     y_ticks = ticks(y_low, y_high, log=panel.y_log)
     y_labels, y_power = tick_labels(y_ticks, log=panel.y_log)
-    x_ticks = ticks(
-        x_low, x_high, log=panel.x_log, degrees=bool(re.search("°|degree", panel.x_label))
-    )
+    whole = all(v == round(v) for line in panel.lines for v in line.x if isfinite(v))
+    degrees = re.search("°|degree", panel.x_label) is not None
+    x_ticks = ticks(x_low, x_high, log=panel.x_log, degrees=degrees, whole=whole)
     x_labels, x_power = tick_labels(x_ticks, log=panel.x_log)
     left = 14 + 6.2 * max(map(len, y_labels), default=0)
     top, right, bottom = 26.0, 12.0, 42.0
