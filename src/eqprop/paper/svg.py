@@ -329,7 +329,8 @@ def _drawing(panel: Panel, width: float, broad: bool, hover: bool) -> str:
         f'viewBox="{-edge} {-edge} {w:.1f} {h:.1f}" overflow="hidden">'
     )
     dashed = {line.color for line in panel.lines if line.style == "dashed"}
-    out += [_spread(line, x, y) for line in panel.lines]
+    bands = "".join(_spread(line, x, y) for line in panel.lines)
+    out.append(f'<svg width="{x.end:.1f}" height="{y.start:.1f}" overflow="hidden">{bands}</svg>')
     for line in panel.lines:
         pale = broad and line.style == "solid" and line.color in dashed
         out.append(_curve(line, "broad" if pale else line.style, x, y, hover))
