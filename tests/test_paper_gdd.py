@@ -1,6 +1,7 @@
 """Oracle: the two phases and autograd written out here. The GDD figures of the paper."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -239,3 +240,17 @@ def test_a_colour_is_one_synapse_dashed_its_update(results):
         left, right = chart.panels
         assert [a.y for a in left.lines[::2]] == [b.y for b in right.lines[::2]]  # one ∇
         assert [a.y for a in left.lines[1::2]] != [b.y for b in right.lines[1::2]]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_results_of_the_repository_are_full_and_small_and_of_a_clean_commit(name):
+    kept = Results(Path(__file__).parent.parent / "results")
+    figure = FIGURES[name]
+    assert figure.state(kept) == "full"
+    assert (kept.folder(False) / f"{figure.stored}.json").stat().st_size < 200_000
+    assert not figure.found(kept)["machine"]["commit"].endswith("+changes")
+    readings = [dataclasses.asdict(reading) for reading in figure.experiment.readings]
+    panels = [reading.pop("panels") for reading in figure.found(kept)["readings"]]
+    stored = figure.found(kept)["readings"]
+    assert [{k: v for k, v in r.items() if k != "panels"} for r in stored] == readings
+    assert all(len(each) == len(figure.experiment.cases) for each in panels)
