@@ -225,6 +225,20 @@ def test_two_figures_share_one_computation(results, monkeypatch):
     assert synapses.state(results) == "quick"
 
 
+def test_every_panel_and_every_reading_shows_the_same_synapses(results):
+    figure = only_drawn("ep-to-cvf-b")
+    shown = [
+        [(c["group"], c["which"]) for c in panel["curves"] if c["group"].endswith(group)]
+        for reading in run(figure, results)["readings"]
+        for panel in reading["panels"]
+        for group in ("input → hidden", "hidden → output")
+    ]
+    assert len(shown) == 16
+    assert all(len(curves) == gdd.CURVES for curves in shown)
+    assert shown[0::2] == shown[:1] * 8
+    assert shown[1::2] == shown[1:2] * 8
+
+
 def test_a_colour_is_one_synapse_dashed_its_update(results):
     figure = only_drawn("gdd-discrete-asymmetric-synapses")
     run(figure, results)
@@ -250,7 +264,7 @@ def test_the_results_of_the_repository_are_full_and_small_and_of_a_clean_commit(
     assert (kept.folder(False) / f"{figure.stored}.json").stat().st_size < 200_000
     assert not figure.found(kept)["machine"]["commit"].endswith("+changes")
     readings = [dataclasses.asdict(reading) for reading in figure.experiment.readings]
-    panels = [reading.pop("panels") for reading in figure.found(kept)["readings"]]
     stored = figure.found(kept)["readings"]
-    assert [{k: v for k, v in r.items() if k != "panels"} for r in stored] == readings
+    panels = [reading.pop("panels") for reading in stored]
+    assert stored == readings
     assert all(len(each) == len(figure.experiment.cases) for each in panels)

@@ -40,6 +40,9 @@ NAMES = {
 }
 
 
+Chosen = dict[str, list[tuple[int, int]]]  # layer or parameter -> the same ones in every panel
+
+
 @dataclass(frozen=True)
 class Case:
     """One panel of a figure."""
@@ -81,6 +84,7 @@ class Experiment:
     def compute(self, order: Order) -> dict[str, Any]:
         train = data.load("mnist", order.data).train
         hidden, T = (64, self.free_steps // 2) if order.quick else (512, self.free_steps)
+        chosen: Chosen = {}
         readings = []
         for reading in self.readings:
             order.say(f"  {reading.name}")
@@ -96,7 +100,7 @@ class Experiment:
                 eta = reading.eta if case.moving else None
                 panel = {"title": case.title, **_numbers(net, rule, eta, x, y)}
                 if reading.drawn:
-                    panel["curves"] = self._curves(net, rule, eta, x, y)
+                    panel["curves"] = self._curves(net, rule, eta, x, y, chosen)
                 panels.append(panel)
             readings.append({**asdict(reading), "panels": panels})
         return {"hidden": hidden, "free_steps": T, "readings": readings}
@@ -118,13 +122,13 @@ class Experiment:
         )
 
     def _curves(
-        self, net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor
+        self, net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor, chosen: Chosen
     ) -> list[dict[str, Any]]:
         bptt = BPTT(free_steps=rule.free_steps, backward_steps=rule.horizon)
         exact = time_resolved(net, bptt, x, y)
         ours = time_resolved(net, rule, x, y, learning_rates=eta)
-        neurons = _chosen("neurons ", ours.neurons, exact.neurons) if self.neurons else ()
-        return [*neurons, *_chosen("", ours.synapses, exact.synapses)]
+        neurons = _pick("neurons ", ours.neurons, exact.neurons, chosen) if self.neurons else ()
+        return [*neurons, *_pick("", ours.synapses, exact.synapses, chosen)]
 
 
 def _numbers(net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor) -> dict[str, Any]:
@@ -143,23 +147,30 @@ def _numbers(net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor) 
     }
 
 
-def _chosen(
-    prefix: str, ours: dict[str, Tensor], exact: dict[str, Tensor]
+def _pick(
+    prefix: str, ours: dict[str, Tensor], exact: dict[str, Tensor], chosen: Chosen
 ) -> Iterator[dict[str, Any]]:
-    """Randomly chosen neurons or synapses: Δ(t) and −∇(t), downhill as the paper draws them."""
+    """Δ(t) and −∇(t) of the chosen neurons or synapses, downhill as the paper draws them."""
     for name, gradient in exact.items():
         if name.endswith("bias"):
             continue
-        size = gradient.abs().amax(0)
-        visible = (size > VISIBLE * size.max()).nonzero()  # [n, (sample or pre-neuron, neuron)]
-        order = torch.randperm(len(visible), generator=generator(0, f"curves of {name}"))
-        for pre, post in sorted(visible[order[:CURVES]].tolist()):
+        if name not in chosen:
+            chosen[name] = _choose(gradient, generator(0, f"curves of {name}"))
+        for pre, post in chosen[name]:
             yield {
                 "group": NAMES[prefix + name],
                 "which": f"neuron {post}" if prefix else f"synapse {pre} → {post}",
                 "update": [_short(v) for v in (-ours[name][:, pre, post]).tolist()],
                 "gradient": [_short(v) for v in (-gradient[:, pre, post]).tolist()],
             }
+
+
+def _choose(gradient: Tensor, source: torch.Generator) -> list[tuple[int, int]]:
+    """Some of the last two axes: (sample, neuron), or (pre, post) of a synapse."""
+    size = gradient.abs().amax(0)
+    visible = (size > VISIBLE * size.max()).nonzero()
+    order = torch.randperm(len(visible), generator=source)
+    return sorted((pre, post) for pre, post in visible[order[:CURVES]].tolist())
 
 
 def _short(value: float) -> float:
