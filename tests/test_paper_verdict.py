@@ -67,6 +67,8 @@ def test_the_papers_hours() -> None:
         # a regime: the published spread, whatever ours is
         (Measured(86.61, 4.27, 5), Measured(50.0, 30.0, 5), 4.27),
         (Measured(86.61, 4.27, 5), Measured(50.0, None, 1), 4.27),
+        # some of ours fail: 2 √(0.08²/5 + 1/5), not the 35 points of their own spread
+        (Measured(2.43, 0.08, 5), Measured(19.6, 39.35, 5), 2 * math.sqrt(0.2 + 0.08**2 / 5)),
         # one percent exactly is still a number
         (Measured(5.0, 1.0, 5), Measured(5.0, 0.0, 5), 2 / math.sqrt(5)),
     ],

@@ -1,4 +1,4 @@
-"""The command line: `eqprop recipes | train | evaluate | show | compare | check`."""
+"""The command line: `eqprop recipes | train | evaluate | show | compare | check | paper`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS
+from eqprop.paper import commands as paper
 from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
@@ -134,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
+    paper.add(commands)
     return parser
 
 

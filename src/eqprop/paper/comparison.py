@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eqprop.paper.blocks import Table, Text
 from eqprop.paper.item import Results, Row
 from eqprop.paper.published import Result
-from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, deviations, epochs_done
+from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, deviations, progress
 from eqprop.paper.verdict import passes
 
 MARKS = {True: " ✓", False: " ✗", None: " (quick)"}
@@ -46,15 +46,21 @@ class Comparison:
     def _notes(self, ours: Reading) -> list[str]:
         recipe, errors, notes = ours.outcome.recipe, ours.errors, []
         if ours.outcome.quick:
-            notes.append(
+            notes += [
                 f"quick: {errors.test.n} networks, {recipe.epochs} epochs of "
-                f"{recipe.train_samples} samples"
-            )
+                f"{recipe.train_samples} samples",
+                self.progress,
+            ]
         if errors.frozen:
             notes.append(f"{errors.frozen} of {errors.test.n} networks became non-finite")
         if ours.passed is False and passes(self.paper.test, errors.last_ten):
             notes.append(f"the mean of the last ten epochs passes: {errors.last_ten}")
         return notes
+
+
+def _under_way(run: TrainingRun, results: Results) -> str:
+    done, of = progress(run, results)
+    return f"at epoch {done} of {of}" if 0 < done < of else ""
 
 
 def _joined(*notes: str) -> str:
@@ -65,6 +71,7 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
     names = dict.fromkeys(result.recipe for result in published)
     runs = [RUNS[name] for name in names] + [run for name in names for run in deviations(name)]
     outcomes = {run.name: best(run, results) for run in runs}
+    under_way = {name: _under_way(RUNS[name], results) for name in names}
 
     def reading(run: TrainingRun, paper: Result) -> Reading | None:
         outcome = outcomes[run.name]
@@ -75,15 +82,10 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
         return Reading(run, errors, outcome, passed)
 
     def comparison(paper: Result) -> Comparison:
-        tried = (reading(run, paper) for run in deviations(paper.recipe))
         run = RUNS[paper.recipe]
-        done = epochs_done(run, results)
-        return Comparison(
-            paper,
-            reading(run, paper),
-            tuple(found for found in tried if found is not None),
-            f"at epoch {done} of {run.resolved(quick=False).epochs}" if done else "",
-        )
+        tried = (reading(deviation, paper) for deviation in deviations(paper.recipe))
+        found = tuple(each for each in tried if each is not None)
+        return Comparison(paper, reading(run, paper), found, under_way[run.name])
 
     return tuple(comparison(paper) for paper in published)
 

@@ -33,9 +33,8 @@ class Speed(Trained):
             f"{_networks(outcome)} in {clock(outcome.summary['wall_seconds'])}, {_machine(outcome)}"
         )
         if outcome.quick:
-            note = (
-                f"quick: {outcome.recipe.epochs} epochs of {outcome.recipe.train_samples}; {note}"
-            )
+            recipe = outcome.recipe
+            note = f"quick: {recipe.epochs} epochs of {recipe.train_samples} samples; {note}"
         return Row(NAMES[name], paper, f"{clock(_each(outcome))} a network", None, note)
 
     def blocks(self, results: Results) -> tuple[Block, ...]:

@@ -6,8 +6,10 @@ named done otherwise. Several items share a run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from eqprop.paper.published import ANGLES
 from eqprop.paper.verdict import Measured
 from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
+from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.training import Interrupted, Training
 
@@ -104,8 +107,8 @@ class Outcome:
     run: TrainingRun
     quick: bool
     recipe: Recipe
-    metrics: list[dict[str, Any]]
-    summary: dict[str, Any]
+    recorded: Mapping[str, Tensor]  # train_error and test_error, [epochs, networks]
+    summary: Mapping[str, Any]
 
     def curves(self, key: str, angle: float | None = None) -> Tensor:
         """An error over the epochs, [epochs, networks], of the networks with that initial Ψ.
@@ -116,7 +119,7 @@ class Outcome:
         chosen = [i for i, m in enumerate(members) if angle is None or m.angle == angle]
         guessing = 100 * (1 - 1 / self.recipe.layers[-1])
         curves = torch.full((self.recipe.epochs, len(chosen)), guessing, dtype=torch.float64)
-        recorded = figures.series(self.metrics, key)[:, chosen]
+        recorded = self.recorded[key][:, chosen]
         curves[: len(recorded)] = recorded.nan_to_num(guessing)
         return curves
 
@@ -143,15 +146,25 @@ def measured(values: Tensor) -> Measured:
 
 def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
     """None unless the run is there, of this recipe, and complete."""
-    folder, recipe = results.run_folder(run.name, quick), run.resolved(quick)
-    if not folder.recipe_file.is_file() or _differences(folder.recipe(), recipe):
+    folder = results.run_folder(run.name, quick)
+    files = [folder.path / name for name in ("recipe.toml", "metrics.jsonl", "summary.json")]
+    if not all(file.is_file() for file in files):
         return None
-    summary = folder.summary()
-    if summary is None:
+    return _read(run.name, folder.path, quick, tuple(file.stat().st_mtime_ns for file in files))
+
+
+@functools.lru_cache(maxsize=100)
+def _read(name: str, path: Path, quick: bool, when: tuple[int, ...]) -> Outcome | None:
+    """Once for each time that the files were written: many items read the same runs."""
+    run, folder = RUNS[name], RunFolder(path)
+    recipe, summary = run.resolved(quick), folder.summary()
+    if summary is None or _differences(folder.recipe(), recipe):
         return None
     if summary["epochs"] < recipe.epochs and len(summary["frozen"]) < len(recipe.members()):
         return None
-    return Outcome(run, quick, recipe, folder.metrics(), summary)
+    metrics = folder.metrics()
+    recorded = {key: figures.series(metrics, key) for key in ("train_error", "test_error")}
+    return Outcome(run, quick, recipe, recorded, summary)
 
 
 def best(run: TrainingRun, results: Results) -> Outcome | None:
@@ -159,9 +172,11 @@ def best(run: TrainingRun, results: Results) -> Outcome | None:
     return outcome(run, results, quick=False) or outcome(run, results, quick=True)
 
 
-def epochs_done(run: TrainingRun, results: Results) -> int:
-    """Of the full run, also if it is not complete."""
-    return len(results.run_folder(run.name, quick=False).metrics())
+def progress(run: TrainingRun, results: Results) -> tuple[int, int]:
+    """Epochs done and to do of the full run, also if it is not complete."""
+    file = results.run_folder(run.name, quick=False).path / "metrics.jsonl"
+    done = file.read_bytes().count(b"\n") if file.is_file() else 0
+    return done, run.resolved(quick=False).epochs
 
 
 def state(names: Iterable[str], results: Results) -> State:

@@ -24,13 +24,14 @@ class Measured:
 def tolerance(paper: Measured, ours: Measured) -> float:
     """By how much the means may differ: two standard errors of their difference, or LEAST.
 
-    One network alone has no spread of its own: it is taken to have the published one.
+    One network alone has no spread of its own: it is taken to have the published one. Networks
+    of which some fail have so much of it that it would excuse any mean: above WIDE it buys nothing.
     """
     if paper.std is None:
         raise ValueError("a published mean is judged by its standard deviation, which is missing")
     if paper.std > WIDE:
         return paper.std
-    own = paper.std if ours.std is None else ours.std
+    own = paper.std if ours.std is None else min(ours.std, WIDE)
     return max(2 * math.sqrt(paper.std**2 / paper.n + own**2 / ours.n), LEAST)
 
 

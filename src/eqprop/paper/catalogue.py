@@ -1,0 +1,39 @@
+"""Every item, in the order of the paper."""
+
+from __future__ import annotations
+
+import difflib
+
+from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, tables, toy
+from eqprop.paper.item import Item
+from eqprop.paper.training import RUNS, TrainingRun
+from eqprop.runs.recipe import UserError
+
+_results, _full, _rescaled = tables.ITEMS
+_ep_to_cvf_b, *_appendix_e6 = gdd.ITEMS
+
+
+def items() -> tuple[Item, ...]:
+    return (
+        *toy.ITEMS,
+        _results,
+        *psi.ITEMS,
+        *angles.ITEMS,
+        _ep_to_cvf_b,
+        *speed.ITEMS,
+        *algorithms.ITEMS,
+        *_appendix_e6,
+        _full,
+        _rescaled,
+        *curves.ITEMS,
+    )
+
+
+def find(name: str) -> Item | TrainingRun:
+    """An item, or one of the training runs that items share."""
+    known: dict[str, Item | TrainingRun] = {**RUNS, **{item.name: item for item in items()}}
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see `eqprop paper list`"
+    raise UserError(f"{name!r} is neither an item of the paper nor one of its runs: {hint}")

@@ -1,0 +1,198 @@
+"""`eqprop paper list | run | report`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.paper import catalogue, report, training
+from eqprop.paper.item import Item, Order, Results
+from eqprop.paper.training import RUNS, TrainingRun
+from eqprop.runs.recipe import UserError
+from eqprop.runs.training import Interrupted
+
+OK, INTERRUPTED = 0, 130
+MARKS = {True: "✓", False: "✗", None: "–"}
+Command = Callable[[argparse.Namespace], int]
+
+
+def add(commands: Any) -> None:
+    """Put `paper` among the commands of `eqprop`."""
+    help = "Regenerate the tables and figures of the paper, and lay them beside the published ones."
+    paper = commands.add_parser(
+        "paper",
+        help=help,
+        description=help,
+        epilog="Start with: eqprop paper list; eqprop paper run toy-model; "
+        "eqprop paper run rescaled --quick; eqprop paper report",
+    )
+    parts = paper.add_subparsers(required=True, metavar="COMMAND")
+
+    listing = _part(
+        parts,
+        "list",
+        _list,
+        "List every item: where it is in the paper, what it needs, what is there, what passes.",
+        "✓ every number is within the tolerance, ✗ one is not, – not run in full, or nothing is "
+        "claimed. missing: not run; quick: run small, nothing is claimed; full: as in the paper. "
+        "The training runs that items share are listed below them.",
+    )
+    listing.add_argument(
+        "--json",
+        action="store_true",
+        help='a list of {"item", "rows": [{"row", "paper", "ours", "passed", "note"}], "state", '
+        '"passed"}',
+    )
+
+    run = _part(
+        parts,
+        "run",
+        _run,
+        "Compute an item: train or compute what it lacks, and keep it in --results.",
+        "What is complete is kept, what was stopped goes on where it was: give the same command "
+        "again. Items share training runs, and a run can be named by itself, also one that "
+        "deviates from a released recipe: eqprop paper run c-vf-1h-in-turn. Exit codes: 0 done, "
+        "2 a mistake of yours, 130 stopped.",
+    )
+    run.add_argument(
+        "items", nargs="+", metavar="ITEM", help="names from `eqprop paper list`, or all"
+    )
+    run.add_argument(
+        "--quick",
+        action="store_true",
+        help="few epochs, networks, angles and samples: minutes on two cores; marked as such",
+    )
+    run.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    run.add_argument(
+        "--data", metavar="DIR", help="folder of the idx files (default: EQPROP_DATA, the cache, …)"
+    )
+
+    write = _part(
+        parts,
+        "report",
+        _report,
+        "Write the report: a page to open in a browser, the same in Markdown, and the figures.",
+        "Sections of README.md and docs/*.md in the current directory that are marked "
+        "<!-- paper: ITEM --> … <!-- end --> are filled in as well.",
+    )
+    write.add_argument(
+        "--out", metavar="FILE", default="report.html", help="the page (default: report.html)"
+    )
+
+
+def _part(parts: Any, name: str, command: Command, help: str, epilog: str) -> Any:
+    part = parts.add_parser(name, help=help, description=help, epilog=epilog)
+    part.set_defaults(command=command)
+    part.add_argument(
+        "--results", metavar="DIR", default="results", help="where results lie (default: results)"
+    )
+    part.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads (default: one a core for training)"
+    )
+    return part
+
+
+def _list(options: argparse.Namespace) -> int:
+    results = Results(Path(options.results))
+    if options.json:
+        described = [_described(item, results) for item in catalogue.items()]
+        print(json.dumps(described, indent=1, ensure_ascii=False))
+        return OK
+    lines = [("item", "state", "", "in the paper", "needs")]
+    for item in catalogue.items():
+        mark = MARKS[item.passed(results)]
+        lines.append((item.name, item.state(results), mark, item.place, item.needs))
+    _print_table(lines)
+    print()
+    runs = [("training run", "state", "epochs", "what it is")]
+    for run in RUNS.values():
+        done, of = training.progress(run, results)
+        note = run.note or run.resolved(quick=False).description
+        runs.append((run.name, training.state([run.name], results), f"{done}/{of}", note))
+    _print_table(runs)
+    return OK
+
+
+def _described(item: Item, results: Results) -> dict[str, Any]:
+    rows = [
+        {"row": r.name, "paper": r.paper, "ours": r.ours, "passed": r.passed, "note": r.note}
+        for r in item.rows(results)
+    ]
+    return {
+        "item": item.name,
+        "rows": rows,
+        "state": item.state(results),
+        "passed": item.passed(results),
+    }
+
+
+def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: PyTorch sees no GPU here: use --device cpu")
+    if "all" in options.items and len(options.items) > 1:
+        raise UserError("all: stands for every item: name no other beside it")
+    chosen: list[Item | TrainingRun] = (
+        list(catalogue.items())
+        if options.items == ["all"]
+        else [catalogue.find(name) for name in options.items]
+    )
+    order = Order(
+        Results(Path(options.results)),
+        quick=options.quick,
+        device=options.device,
+        data=options.data,
+        threads=options.threads,
+        say=_say,
+    )
+    try:
+        for it in chosen:
+            if isinstance(it, TrainingRun):
+                training.train(it, order)
+            else:
+                it.run(order)
+    except Interrupted:
+        print(f"To go on: {_command(options)}")
+        return INTERRUPTED
+    for it in chosen:
+        if isinstance(it, TrainingRun):
+            print(f"{it.name}: {training.state([it.name], order.results)}")
+        else:
+            print(f"{it.name}: {it.state(order.results)} {MARKS[it.passed(order.results)]}")
+    return OK
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _command(options: argparse.Namespace) -> str:
+    words = ["eqprop", "paper", "run", *options.items, *["--quick"] * options.quick]
+    for name, default in (
+        ("device", "cpu"),
+        ("data", None),
+        ("results", "results"),
+        ("threads", None),
+    ):
+        value = getattr(options, name)
+        if value != default:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _report(options: argparse.Namespace) -> int:
+    for path in report.write(Results(Path(options.results)), Path(options.out)):
+        print(path)
+    return OK

@@ -1,0 +1,502 @@
+"""The paper's items that come from training: read from run folders, run small, stopped, resumed.
+
+Oracles: run folders written by hand, whose means and spreads are known; for what is trained, the
+same run never stopped; for angles, `eqprop check` and the updates of each time step.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eqprop.analysis import angle, time_resolved
+from eqprop.data import Dataset
+from eqprop.engines import resolve_rates
+from eqprop.paper import angles, curves, psi, speed, tables, training
+from eqprop.paper.blocks import Chart, Table, Text
+from eqprop.paper.catalogue import find, items
+from eqprop.paper.item import Item, Order, Results, Row
+from eqprop.paper.published import ANGLES, FULL_TABLE
+from eqprop.paper.training import RUNS
+from eqprop.paper.verdict import Measured
+from eqprop.rules import BPTT
+from eqprop.runs import session
+from eqprop.runs.check import check
+from eqprop.runs.folder import RunFolder
+from eqprop.runs.progress import Progress
+from eqprop.runs.recipe import UserError
+from eqprop.runs.training import Interrupted
+
+MACHINE = {"processor": "a processor", "cores": 2, "device": "cpu"}
+RESULTS_TABLE, FULL, RESCALED = tables.ITEMS
+C_EP, C_VF_1H, C_VF_2H = curves.ITEMS
+(PSI,), (EP_TO_CVF,), (SPEED,) = psi.ITEMS, angles.ITEMS, speed.ITEMS
+
+Test = Callable[[int, Any], float | None]  # error of a member after an epoch
+
+
+def write(
+    results: Results,
+    name: str,
+    test: Test,
+    *,
+    quick: bool = False,
+    epochs: int | None = None,
+    finished: bool = True,
+    **fields: Any,
+) -> RunFolder:
+    """A run folder by hand: train errors are half the test errors, None is a frozen member."""
+    recipe = replace(RUNS[name].resolved(quick), **fields)
+    folder = results.run_folder(name, quick)
+    folder.path.mkdir(parents=True)
+    folder.write_text("recipe.toml", recipe.to_toml())
+    members, last = recipe.members(), []
+    for epoch in range(1, (epochs or recipe.epochs) + 1):
+        last = [test(epoch, member) for member in members]
+        half = [None if error is None else error / 2 for error in last]
+        folder.append_line(
+            "metrics.jsonl", {"epoch": epoch, "train_error": half, "test_error": last}
+        )
+    if finished:
+        frozen = [{"member": i} for i, error in enumerate(last) if error is None]
+        summary = {"epochs": epochs or recipe.epochs, "frozen": frozen, "wall_seconds": 90.0}
+        folder.write_json("summary.json", {**summary, "machine": MACHINE})
+    return folder
+
+
+def around(mean: float, spread: float = 0.1) -> Test:
+    """Five networks in steps of `spread`, always the same; two are the first of the five."""
+    return lambda epoch, member: mean + spread * (member.seed - 2)
+
+
+def as_published(name: str) -> Test:
+    means = {r.angle or 0.0: r.test.mean for r in FULL_TABLE if r.recipe == name}
+    return lambda epoch, member: means[member.angle] + 0.01 * (member.seed - 2)
+
+
+def rows(item: Item, results: Results) -> dict[str, Row]:
+    return {row.name: row for row in item.rows(results)}
+
+
+def only(kind: type, blocks: Iterable[object]) -> list[Any]:
+    return [block for block in blocks if isinstance(block, kind)]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+# What is run
+
+
+def test_the_real_runs_are_those_of_the_released_recipes() -> None:
+    real = Results(Path(__file__).parents[1] / "results")
+    for name in ("ep-1h", "c-ep-1h"):
+        folder = real.run_folder(name, quick=False)
+        assert folder.recipe_file.read_text() == RUNS[name].resolved(quick=False).to_toml()
+        outcome = training.outcome(RUNS[name], real, quick=False)
+        errors, summary = outcome.errors(), folder.summary()
+        for found, key in (
+            (errors.test, "test_error"),
+            (errors.last_ten, "last_ten_test_error"),
+            (errors.train, "train_error"),
+        ):
+            assert found.mean == pytest.approx(summary[key]["mean"])
+            assert found.std == pytest.approx(summary[key]["std"])
+            assert found.n == 5
+        assert rows(FULL, real)[{"ep-1h": "EP-1h", "c-ep-1h": "C-EP-1h"}[name]].passed
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=lambda run: run.name)
+def test_a_run_is_its_recipe_but_for_what_its_name_says(run: training.TrainingRun) -> None:
+    full, quick = run.resolved(quick=False), run.resolved(quick=True)
+    assert full.name == run.name
+    released = RUNS[run.recipe].resolved(quick=False)
+    assert set(full.differences(released)) == set(run.overrides) - {"angle"}
+    assert bool(run.label) == bool(run.note) == (run.name != run.recipe)
+    assert len(full.members()) == (5 if full.tied else 45)
+    assert len(quick.members()) == (2 if full.tied else 6)
+    assert (quick.epochs, set(quick.differences(full))) == (
+        2,
+        {"seeds", "train_samples", "test_samples"} | (set() if full.tied else {"angle"}),
+    )
+
+
+def test_every_published_result_has_a_run_and_every_item_a_name_of_its_own() -> None:
+    assert {result.recipe for result in FULL_TABLE} <= set(RUNS)
+    names = [item.name for item in items()]
+    assert len(set(names) | set(RUNS)) == len(names) + len(RUNS)
+    assert find("full-table") is FULL
+    assert find("c-vf-1h-in-turn") is RUNS["c-vf-1h-in-turn"]
+    with pytest.raises(UserError, match=r"'full-tabel' is neither .* did you mean full-table"):
+        find("full-tabel")
+    with pytest.raises(UserError, match="see `eqprop paper list`"):
+        find("xyz")
+
+
+# What is read
+
+
+def test_errors_are_counted_from_the_members_with_that_angle(results: Results) -> None:
+    def test(epoch: int, member: Any) -> float:
+        return 2 + member.angle + 0.1 * member.seed + (5 if epoch % 2 else 0)
+
+    write(results, "c-vf-1h", test)
+    found = training.best(RUNS["c-vf-1h"], results).errors(22.5)
+    spread = 0.1 * math.sqrt(2.5)  # of 0, 1, 2, 3, 4
+    for errors, mean in ((found.test, 24.7), (found.last_ten, 27.2)):
+        assert (errors.mean, errors.std) == (pytest.approx(mean), pytest.approx(spread))
+    assert (found.train.mean, found.train.std) == (pytest.approx(12.35), pytest.approx(spread / 2))
+    assert (found.test.n, found.frozen) == (5, 0)
+    assert str(found) == "24.70 ± 0.16 (12.35)"
+    assert training.best(RUNS["c-vf-1h"], results).errors(33.0) is None
+
+
+def test_a_frozen_network_counts_as_guessing_and_is_named(results: Results) -> None:
+    def test(epoch: int, member: Any) -> float | None:
+        return None if member.seed == 3 and epoch > 95 else 2.0
+
+    write(results, "c-ep-1h", test)
+    found = training.best(RUNS["c-ep-1h"], results).errors()
+    assert found.frozen == 1
+    assert found.test.mean == pytest.approx((4 * 2 + 90) / 5)
+    assert found.last_ten.mean == pytest.approx((4 * 2 + (5 * 2 + 5 * 90) / 10) / 5)
+    row = rows(FULL, results)["C-EP-1h"]
+    assert row.passed is False
+    assert "1 of 5 networks became non-finite" in row.note
+    assert "counts as guessing" in only(Text, FULL.blocks(results))[0].text
+
+
+def test_a_run_in_which_all_froze_is_complete_and_guesses_to_its_end(results: Results) -> None:
+    write(results, "ep-1h", lambda epoch, m: 3.0 if epoch < 8 else None, epochs=8)
+    outcome = training.best(RUNS["ep-1h"], results)
+    curve = outcome.curves("test_error")
+    assert curve.shape == (30, 5)
+    assert curve[:7].unique().tolist() == [3.0]
+    assert curve[7:].unique().tolist() == [90.0]
+    assert outcome.errors().frozen == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"finished": False, "epochs": 20}, {"epochs": 29}, {"beta": 0.2}, {"epochs": 31}],
+    ids=["not finished", "short", "another recipe", "long"],
+)
+def test_what_is_not_the_complete_run_does_not_count(
+    fields: dict[str, Any], results: Results
+) -> None:
+    if fields == {"epochs": 31}:
+        fields = {"epochs": None}
+        folder = write(results, "ep-1h", around(2.0))
+        text = folder.recipe_file.read_text().replace("epochs = 30", "epochs = 31")
+        folder.write_text("recipe.toml", text)
+    else:
+        write(results, "ep-1h", around(2.0), **fields)
+    assert training.best(RUNS["ep-1h"], results) is None
+    row = rows(FULL, results)["EP-1h"]
+    assert (row.ours, row.passed) == (None, None)
+    if fields.get("finished") is False:
+        assert row.note == "at epoch 20 of 30"
+
+
+# Items
+
+
+def test_state_is_that_of_the_weakest_run(results: Results) -> None:
+    def states() -> tuple[str, bool | None]:
+        return C_EP.state(results), C_EP.passed(results)
+
+    assert states() == ("missing", None)
+    assert C_EP.blocks(results) == ()
+    for name in C_EP.runs:
+        write(results, name, around(20.0), quick=True)
+    assert states() == ("quick", None)
+    write(results, "c-ep-1h", as_published("c-ep-1h"))
+    write(results, "c-ep-2h", as_published("c-ep-2h"))
+    assert states() == ("quick", None)
+    write(results, "c-ep-1h-fixed-beta", as_published("c-ep-1h-fixed-beta"))
+    assert states() == ("full", True)
+
+
+def test_a_part_is_shown_while_the_rest_is_missing(results: Results) -> None:
+    write(results, "ep-1h", as_published("ep-1h"))
+    write(results, "ep-2h", around(9.0), quick=True)
+    assert (RESULTS_TABLE.state(results), RESULTS_TABLE.passed(results)) == ("missing", None)
+    found = rows(RESULTS_TABLE, results)
+    assert found["EP-1h"] == Row("EP-1h", "2.00 ± 0.13 (0.20)", "2.00 ± 0.02 (1.00)", True)
+    assert found["EP-2h"].ours == "8.85 ± 0.07 (4.43)"
+    assert found["EP-2h"].passed is None
+    assert found["EP-2h"].note == "quick: 2 networks, 2 epochs of 1000 samples"
+    assert found["C-EP-1h"] == Row("C-EP-1h", "2.28 ± 0.16 (0.41)", None, None)
+    (table,) = only(Table, RESULTS_TABLE.blocks(results))
+    assert [row[0] for row in table.rows] == ["EP-1h", "EP-2h"]
+    assert table.rows[1][2].endswith(" (quick)")
+
+
+def test_a_row_that_does_not_pass_says_so_and_which_deviation_does(results: Results) -> None:
+    write(results, "c-vf-1h", around(60.0))
+    assert rows(FULL, results)["C-VF-1h, Ψ = 0°"].note == ""
+    write(results, "c-vf-1h-in-turn", around(2.5))
+    write(results, "c-vf-1h-no-bias", around(2.7, spread=0.01))
+    found = rows(FULL, results)
+    straight, right, reverse = (found[f"C-VF-1h, Ψ = {a}°"] for a in ("0", "90", "180"))
+    assert (straight.passed, right.passed, reverse.passed) == (False, False, False)
+    assert straight.ours == "60.00 ± 0.16 (30.00)"
+    assert straight.note == "in-turn: 2.50 ± 0.16 (1.25) ✓; no-bias: 2.70 ± 0.02 (1.35) ✗"
+    assert reverse.note == "in-turn: 2.50 ± 0.16 (1.25) ✗; no-bias: 2.70 ± 0.02 (1.35) ✗"
+    assert FULL.passed(results) is False
+    table, text = FULL.blocks(results)
+    assert table.header == ("", "paper", "as released", "last ten epochs", "in-turn", "no-bias")
+    assert table.rows[0][2:] == (
+        "60.00 ± 0.16 (30.00) ✗",
+        "60.00 ± 0.16",
+        "2.50 ± 0.16 (1.25) ✓",
+        "2.70 ± 0.02 (1.35) ✗",
+    )
+    assert RUNS["c-vf-1h-in-turn"].note in text.text
+    assert FULL.state(results) == "missing"  # deviations do not count
+
+
+def test_a_last_epoch_that_misses_where_the_last_ten_do_not_is_noted(results: Results) -> None:
+    write(results, "ep-1h", lambda epoch, m: 3.0 if epoch == 30 else 1.9 + 0.01 * m.seed)
+    row = rows(FULL, results)["EP-1h"]
+    assert row.passed is False
+    assert row.note == "the mean of the last ten epochs passes: 2.03 ± 0.01"
+
+
+def test_the_full_table_passes_with_the_published_means(results: Results) -> None:
+    for name in FULL.runs:
+        write(results, name, as_published(name))
+    assert (FULL.state(results), FULL.passed(results)) == ("full", True)
+    assert len(FULL.rows(results)) == 23
+    assert [len(table.rows) for table in only(Table, FULL.blocks(results))] == [5, 9, 9]
+    assert (RESULTS_TABLE.passed(results), PSI.passed(results), C_EP.passed(results)) == (True,) * 3
+    assert len(PSI.rows(results)) == 18
+
+
+def test_curves_are_means_with_a_band_and_end_at_the_papers_point(results: Results) -> None:
+    write(results, "c-vf-1h", lambda epoch, m: 100 / epoch + 0.1 * (m.seed - 2))
+    write(results, "c-vf-1h-in-turn", around(3.0), quick=True)
+    chart, deviation = only(Chart, C_VF_1H.blocks(results))
+    assert [panel.title for panel in chart.panels] == [f"C-VF-1h, Ψ = {a:g}°" for a in ANGLES]
+    test, train, paper = chart.panels[3].lines
+    assert test.x == tuple(range(1, 101))
+    assert test.y == pytest.approx([100 / epoch for epoch in test.x])
+    assert train.y == pytest.approx([50 / epoch for epoch in test.x])
+    std = 0.1 * math.sqrt(2.5)
+    assert test.high == pytest.approx([y + std for y in test.y])
+    assert test.low == pytest.approx([y - std for y in test.y])
+    assert (paper.x, paper.y, paper.high) == ((100,), (2.48,), (pytest.approx(2.63),))
+    assert deviation.name == "curves-c-vf-1h-in-turn"
+    assert RUNS["c-vf-1h-in-turn"].note in deviation.caption
+    assert [p.title for p in deviation.panels] == [
+        f"C-VF-1h, Ψ = {a}°, quick" for a in ("0", "90", "180")
+    ]
+    assert all(len(panel.lines) == 2 for panel in deviation.panels)
+    assert C_VF_2H.blocks(results) == ()
+
+
+def test_error_against_psi_draws_every_reading_beside_the_paper(results: Results) -> None:
+    write(results, "c-vf-1h", lambda epoch, member: member.angle)
+    write(results, "c-vf-1h-in-turn", around(2.5), quick=True)
+    (chart,) = only(Chart, PSI.blocks(results))
+    (panel,) = chart.panels
+    paper, ours, in_turn = panel.lines
+    assert [line.label for line in panel.lines] == ["paper", "as released", "in-turn, quick"]
+    assert paper.x == ours.x == ours.y == ANGLES
+    assert paper.y == tuple(r.test.mean for r in FULL_TABLE if r.recipe == "c-vf-1h")
+    assert paper.high[6] == pytest.approx(86.61 + 4.27)
+    assert in_turn.x == (0.0, 90.0, 180.0)
+
+
+def test_speed_divides_the_wall_time_by_the_networks(results: Results) -> None:
+    write(results, "c-ep-1h", around(2.0))
+    write(results, "c-ep-2h", around(2.0), quick=True)
+    found = rows(SPEED, results)
+    assert found["C-EP-1h"] == Row(
+        "C-EP-1h",
+        "2 h 39 min a network",
+        "18 s a network",
+        None,
+        "5 networks at once in 1 min 30 s, 2 cores, a processor",
+    )
+    assert found["C-EP-2h"].paper == "10 h 49 min a network"
+    assert found["C-EP-2h"].note.startswith("quick: 2 epochs of 1000 samples; 2 networks")
+    (table,) = SPEED.blocks(results)
+    ratio = f"{(2 * 60 + 39) * 60 / 18:.0f}×"
+    assert table.rows == (("C-EP-1h", "5", "1 min 30 s", "18 s", ratio, "2 cores, a processor"),)
+    assert speed.clock(0.25) == "0.25 s"
+
+
+# Angles before training
+
+
+@pytest.mark.parametrize("name", ["ep-1h", "c-ep-1h", "c-vf-1h"])
+def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist: Dataset) -> None:
+    recipe = replace(
+        RUNS[name].resolved(quick=True), layers=(784, 32, 10), free_steps=20, nudged_steps=6
+    )
+    members = [m for m in recipe.members() if m.angle == (90.0 if name == "c-vf-1h" else 0.0)]
+    seen = {}
+
+    class Watched(type(mnist.train)):  # type: ignore[misc]
+        def batch(self, index: torch.Tensor, dtype: torch.dtype) -> Any:
+            seen["batch"] = mnist.train.batch(index, dtype)
+            return seen["batch"]
+
+    train = mnist.train
+    watched = Watched(*(getattr(train, field) for field in train.__dataclass_fields__))
+    found = angles.before_training(recipe, members, replace(mnist, train=watched), 1)
+    x, y = seen["batch"]
+    for i, member in enumerate(members):
+        whole = check(recipe, member, x[i], y[i]).trained.whole
+        assert found["text"][i] == pytest.approx(whole, abs=2e-3)
+    net = recipe.network(members, torch.float64)
+    moving = recipe.rule.startswith("continual")
+    rates = resolve_rates(net, recipe.rates(members), recipe.frozen) if moving else None
+    rule = recipe.learning_rule(members)
+    ours = time_resolved(net, rule, x, y, learning_rates=rates).synapses
+    exact = time_resolved(net, BPTT(free_steps=20, backward_steps=6), x, y).synapses
+    for key, first in (("weights", 0), ("code", 1)):
+        weights = [
+            {n: steps[first:].sum(0) for n, steps in process.items() if "bias" not in n}
+            for process in (ours, exact)
+        ]
+        assert found[key] == pytest.approx(angle(*weights, net.ensemble).tolist(), abs=2e-3)
+
+
+def write_angles(results: Results, of: Mapping[str, Mapping[str, float]], quick: bool) -> None:
+    """The same angle for every total, but 10° more as released."""
+    stored = {
+        run: {
+            psi: {t: [a + 10 * (t == "code")] * 2 for t in angles.TOTALS} for psi, a in by.items()
+        }
+        for run, by in of.items()
+    }
+    folder = results.folder(quick)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ep-to-cvf-a.json").write_text(json.dumps({"machine": {}, "angles": stored}))
+
+
+def test_angles_are_held_against_what_the_paper_says_of_its_figure(results: Results) -> None:
+    by_psi = {f"{a:g}": 70 + a / 5 for a in ANGLES}
+    measured = {name: {"0": 17.0} for name in EP_TO_CVF.runs}
+    measured |= {"c-ep-2h": {"0": 61.0}, "c-vf-1h": by_psi, "c-vf-2h": by_psi}
+    write_angles(results, measured, quick=True)
+    assert [row.passed for row in EP_TO_CVF.rows(results)] == [None] * 3
+    write_angles(results, measured, quick=False)
+    leftmost, deep, rightmost = EP_TO_CVF.rows(results)
+    assert (leftmost.paper, leftmost.ours, leftmost.passed) == ("∼20°", "17.0°", True)
+    assert (deep.paper, deep.ours, deep.passed) == ("∼50°", "61.0°", False)
+    assert deep.note == "t = 1 … K−1, weights only, as released: 71.0°"
+    assert (rightmost.paper, rightmost.ours, rightmost.passed) == ("∼100°", "106.0°", False)
+    assert EP_TO_CVF.state(results) == "missing"  # nothing is trained
+    assert EP_TO_CVF.blocks(results) == ()
+    for name in EP_TO_CVF.runs:
+        write(results, name, as_published(name))
+    assert EP_TO_CVF.state(results) == "full"
+    text, code, table = EP_TO_CVF.blocks(results)
+    everything, inset = text.panels
+    paper, *ours = everything.lines
+    assert [line.label for line in ours] == [
+        *("EP-1h", "EP-2h", "C-EP-1h", "C-EP-2h", "C-VF-1h", "C-VF-2h")
+    ]
+    assert ours[4].x == pytest.approx([70 + a / 5 for a in ANGLES])
+    assert ours[4].y == pytest.approx([r.test.mean for r in FULL_TABLE if r.recipe == "c-vf-1h"])
+    assert len(paper.x) == 22
+    assert len(inset.lines[5].x) == 5
+    assert code.panels[0].lines[1].x == pytest.approx([27.0])
+    assert len(table.rows) == 22
+
+
+# Running
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "QUICK_SAMPLES", {1: (120, 60), 2: (60, 40)})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.usefixtures("small")
+def test_every_item_runs_quick_and_a_second_time_changes_nothing(
+    mnist: Dataset, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EP_TO_CVF, "runs", ("ep-1h", "c-vf-1h"))  # the others take longer
+    said: list[str] = []
+    order = Order(results, quick=True, say=said.append)
+    trained = (RESULTS_TABLE, FULL, RESCALED, *curves.ITEMS, PSI, EP_TO_CVF, SPEED)
+    for item in trained:
+        assert item.state(results) in ("missing", "quick")
+        item.run(order)
+        assert (item.state(results), item.passed(results)) == ("quick", None)
+        assert item.blocks(results) or item is SPEED
+    assert len([line for line in said if " networks, 2 epochs, in " in line]) == 9
+    for run in RUNS.values():
+        assert (training.best(run, results) is not None) == (not run.label)
+    before = contents(results.root)
+    said.clear()
+    for item in trained:
+        item.run(order)
+    assert said == []
+    assert contents(results.root) == before
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
+    mnist: Dataset, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = Results(tmp_path / "straight")
+    training.train(RUNS["c-vf-1h"], Order(straight, quick=True, say=lambda line: None))
+
+    class Stopping(Progress):
+        def minibatch(self, at: int, done: int, of: int, train_error: float) -> None:
+            self.stop_requested |= (at, done) == (2, of)
+
+    monkeypatch.setattr(session, "Progress", Stopping)
+    said: list[str] = []
+    order = Order(results, quick=True, say=said.append)
+    with pytest.raises(Interrupted):
+        training.train(RUNS["c-vf-1h"], order)
+    assert said[-1] == "c-vf-1h: stopped in epoch 2, 6 minibatches, saved"
+    assert training.state(["c-vf-1h"], results) == "missing"
+    monkeypatch.setattr(session, "Progress", Progress)
+    training.train(RUNS["c-vf-1h"], order)
+    metrics = [
+        r.run_folder("c-vf-1h", quick=True).path / "metrics.jsonl" for r in (results, straight)
+    ]
+    assert metrics[0].read_bytes() == metrics[1].read_bytes()
+    assert training.state(["c-vf-1h"], results) == "quick"
+
+
+def test_a_folder_with_another_recipe_is_refused_and_left_alone(results: Results) -> None:
+    folder = write(results, "c-ep-1h", around(2.0), beta=0.5, batch=10)
+    before = contents(folder.path)
+    with pytest.raises(UserError) as caught:
+        training.train(RUNS["c-ep-1h"], Order(results))
+    assert str(caught.value) == (
+        f"{folder.path}: holds a run with another recipe (it differs in beta, batch): "
+        "move it away, or choose another --results"
+    )
+    assert contents(folder.path) == before
+
+
+def test_a_complete_run_is_kept(results: Results) -> None:
+    folder = write(results, "c-ep-1h", around(2.0))
+    before = contents(folder.path)
+    training.train(RUNS["c-ep-1h"], Order(results))
+    assert contents(folder.path) == before
+
+
+def test_measured_of_one_network_has_no_spread() -> None:
+    assert training.measured(torch.tensor([2.0]).double()) == Measured(2.0, None, 1)
