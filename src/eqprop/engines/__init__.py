@@ -9,13 +9,15 @@ from eqprop.costs import Cost, SquaredError
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
 from eqprop.engines.native import CannotBuild, NativeEngine, why_not
+from eqprop.engines.persistent import CannotBuild as CannotBuildForGPU
+from eqprop.engines.persistent import PersistentEngine, limits
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.engines.telescoped import TelescopedEngine
 from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.rules import Rule, TwoPhase
 
-KINDS = ("auto", "reference", "native", "telescoped")
+KINDS = ("auto", "reference", "native", "telescoped", "persistent")
 
 
 class SlowEngine(UserWarning):
@@ -38,7 +40,8 @@ def make_engine(
     rate}; each may be a tensor [*ensemble]. `frozen` names parameters that do not move. `kind`
     "auto" takes the fastest engine that can run this combination, "reference" the plain one for
     any model, "native" the compiled one for layered networks on the CPU, which runs `threads`
-    members at a time (default: one a core), "telescoped" the one that a GPU runs as a graph.
+    members at a time (default: one a core), "telescoped" the one that a GPU runs as a graph,
+    "persistent" the kernel that holds a network with one hidden layer on the chip of a GPU.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
@@ -67,6 +70,21 @@ def make_engine(
                 SlowEngine,
                 stacklevel=2,
             )
+    if kind == "persistent" or (kind == "auto" and not on_cpu):
+        try:
+            if on_cpu:
+                raise CannotBuildForGPU("the parameters are not on a GPU")
+            if (limit := limits(model, rule)) is not None:
+                raise CannotBuildForGPU(f"it cannot run {limit}")
+            return PersistentEngine(model, rule, rates, cost)
+        except CannotBuildForGPU as error:
+            if kind == "persistent":
+                raise ValueError(f"kind 'persistent': {error}") from None
+            warnings.warn(
+                f"the persistent kernel is not used ({error}): a captured graph is",
+                SlowEngine,
+                stacklevel=2,
+            )
     if rule.tolerance is not None:
         if kind == "telescoped":
             raise ValueError("kind 'telescoped' runs exactly free_steps: leave out the tolerance")
@@ -79,6 +97,7 @@ __all__ = [
     "Engine",
     "LearningRates",
     "NativeEngine",
+    "PersistentEngine",
     "ReferenceEngine",
     "SlowEngine",
     "TelescopedEngine",

@@ -1,4 +1,4 @@
-"""What a report is made of: text, tables, charts. How they are drawn is in `html` and `markdown`."""
+"""What a report is made of: text, tables, charts. `html` and `markdown` draw them."""
 
 from __future__ import annotations
 

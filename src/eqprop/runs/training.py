@@ -30,6 +30,8 @@ from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.seeds import generator
 
+SAVE_SHARE = 10  # an epoch's end is saved if that long, in times of the last save, has passed
+
 
 class Interrupted(Exception):
     """The run was asked to stop; everything up to here is saved."""
@@ -92,6 +94,7 @@ class Training:
         self.net = recipe.network(self.members).to(device)
         self.engine = self._make_engine()
         self.at = self._fresh_position()
+        self._saved_at = self._save_took = 0.0
         self.watcher: Watcher
 
     def _fresh_position(self) -> _Position:
@@ -144,11 +147,14 @@ class Training:
                     raise Interrupted
                 if not self.living:
                     break
-            self._finish_epoch()
+            record = self._finish_epoch()
             self.at.seconds = time.perf_counter() - started
-            self._save()
-            self.watcher.epoch(self.folder.metrics()[-1], self.at.seconds)
-            if self.watcher.stop_requested and self.at.epoch < self.recipe.epochs:
+            last = self.at.epoch == self.recipe.epochs or not self.living
+            self.watcher.epoch(record, self.at.seconds)
+            stop = self.watcher.stop_requested
+            if last or stop or self._worth_saving():
+                self._save()
+            if stop and not last:
                 raise Interrupted
         summary = self.summarise()
         self.folder.write_json("summary.json", summary)
@@ -162,12 +168,11 @@ class Training:
         as many at once as the engine likes.
         """
         n, size, epoch = len(self.data.train), self.recipe.batch, self.at.epoch
-        order = torch.stack(
-            [
-                torch.randperm(n, generator=generator(m.seed, f"data order of epoch {epoch}"))
-                for m in self.members
-            ]
-        ).to(self.device)
+        orders = {
+            seed: torch.randperm(n, generator=generator(seed, f"data order of epoch {epoch}"))
+            for seed in {member.seed for member in self.members}
+        }
+        order = torch.stack([orders[member.seed] for member in self.members]).to(self.device)
         signs = self._signs(epoch) if self.recipe.random_sign else None
         whole, chunk = n // size, 1 if self.angles_every else self.engine.chunk
         first = self.at.minibatch
@@ -257,7 +262,7 @@ class Training:
         by_member = dict(zip(self.living, listed, strict=True))
         return [by_member.get(i) for i in range(len(self.members))]
 
-    def _finish_epoch(self) -> None:
+    def _finish_epoch(self) -> dict[str, Any]:
         n, tested = len(self.data.train), self._tested()
         record: dict[str, Any] = {"epoch": self.at.epoch + 1}
         record["train_error"] = self._spread(100 * self.at.wrong[self.living] / n)
@@ -272,6 +277,7 @@ class Training:
         seconds, epoch = self.at.seconds, self.at.epoch + 1
         self.at = self._fresh_position()
         self.at.epoch, self.at.seconds = epoch, seconds
+        return record
 
     def _tested(self) -> dict[str, Any]:
         """Test error and health of the living. A member that fails here is frozen, too."""
@@ -283,7 +289,14 @@ class Training:
                 self._freeze(failure)
         return {}
 
+    def _worth_saving(self) -> bool:
+        """Whether saving costs little beside what it would save: a run of seconds an epoch saves
+        after each, one that takes as long to save as to train does not.
+        """
+        return time.perf_counter() - self._saved_at >= SAVE_SHARE * self._save_took
+
     def _save(self) -> None:
+        started = time.perf_counter()
         self.folder.save_checkpoint(
             {
                 "recipe": self.recipe.to_toml(),
@@ -297,6 +310,8 @@ class Training:
                 "parameters": {n: p.detach().cpu() for n, p in self.net.state_dict().items()},
             }
         )
+        self._saved_at = time.perf_counter()
+        self._save_took = self._saved_at - started
 
     def summarise(self) -> dict[str, Any]:
         metrics = self.folder.metrics()

@@ -1,0 +1,285 @@
+"""The persistent engine for a GPU: networks with one hidden layer that stay on the chip.
+
+One launch runs many minibatches of every member; `one_hidden.cu` says how. `naive.py` is the
+same computation in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
+from eqprop.costs import SquaredError
+from eqprop.data import Split
+from eqprop.dynamics import Relaxation
+from eqprop.engines.engine import Counts, Engine
+from eqprop.engines.persistent.build import CannotBuild, Kernel, compiled
+from eqprop.engines.reference import ReferenceEngine
+from eqprop.network import Network
+from eqprop.rules import EP, Continual, ContinualEP, TwoPhase
+from eqprop.timesteps import RealTime
+
+__all__ = ["CannotBuild", "PersistentEngine", "limits"]
+
+SOURCE = Path(__file__).with_name("one_hidden.cu")
+ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
+CLUSTERS = (16, 8, 4, 2, 1)
+TILE = 20  # samples that are relaxed together where nothing is learned
+MOST_OUTPUTS, MOST_ROWS, MOST_WARPS = 16, 40, 20
+
+
+class _Problem(ctypes.Structure):
+    """`Problem` of one_hidden.cu, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("wx", "bx", "wf", "wb", "bo")),
+        *((f"rate_{name}", ctypes.c_void_p) for name in ("wx", "bx", "wf", "wb", "bo")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("beta", "images", "labels", "index", "pixel", "x", "y")
+        ),
+        *((name, ctypes.c_void_p) for name in ("h", "o", "residual", "wrong", "loss")),
+        ("inside", ctypes.c_double),
+        *(
+            (name, ctypes.c_int)
+            for name in (
+                "members",
+                "samples",
+                "minibatches",
+                "free_steps",
+                "nudged_steps",
+                "shared_x",
+                "shared_y",
+            )
+        ),
+    )
+
+
+def limits(model: Network, rule: TwoPhase) -> str | None:
+    """What keeps this engine from a layered network that the captured graph can run."""
+    if len(model.layers) != 2:
+        return "a network with other than one hidden layer"
+    if isinstance(model.time, RealTime):
+        return "real time"
+    if model.layer_sizes[-1] > MOST_OUTPUTS:
+        return f"more than {MOST_OUTPUTS} outputs"
+    if rule.tolerance is not None:
+        return "a tolerance"
+    return None
+
+
+class PersistentEngine(Engine):
+    """Trains an ensemble of networks with one hidden layer, each on multiprocessors of its own."""
+
+    chunk = 500
+    relaxes = 2000
+
+    def __init__(
+        self,
+        model: Network,
+        rule: TwoPhase,
+        rates: Mapping[str, float | Tensor],
+        cost: SquaredError,
+        cluster: int | None = None,
+    ) -> None:
+        super().__init__(model, rule, rates, cost)
+        self.cost: SquaredError
+        self._reference = ReferenceEngine(model, rule, rates, cost)
+        self._clusters = CLUSTERS if cluster is None else (cluster,)
+        self._kernels: dict[int, Kernel] = {}
+        self._members = math.prod(model.ensemble)
+        self._tied = all(s.tied for s in model.synapses)
+        self._columns: dict[tuple[str, int], Tensor] = {}
+        self.kernel(TILE)  # whatever cannot be built is known at once
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for a batch size: the largest cluster with which all members run at once."""
+        if batch not in self._kernels:
+            reason = "no multiprocessor is large enough"
+            chosen = None
+            for cluster in self._clusters:
+                many = self._members * cluster
+                if many > torch.cuda.get_device_properties().multi_processor_count and chosen:
+                    break
+                try:
+                    candidate = compiled(SOURCE, self._constants(batch, cluster))
+                except CannotBuild as error:
+                    reason = str(error)
+                    continue
+                chosen = candidate
+                if candidate.resident() >= self._members:
+                    break
+            if chosen is None:
+                raise CannotBuild(reason)
+            self._kernels[batch] = chosen
+        return self._kernels[batch]
+
+    def _constants(self, batch: int, cluster: int) -> dict[str, int]:
+        net, rule = self.model, self.rule
+        assert isinstance(net, Network)
+        assert isinstance(rule, TwoPhase)
+        if batch > MOST_ROWS:
+            raise CannotBuild(f"a batch of more than {MOST_ROWS}")
+        H, outputs = net.layer_sizes
+        slice_ = math.ceil(H / cluster / 32)  # in warps of one column a lane
+        columns = 2 if slice_ % 2 == 0 else 1
+        groups = math.ceil(slice_ / columns)
+        rows = next((r for r in (2, 4, 8) if groups * math.ceil(batch / r) <= MOST_WARPS), None)
+        if rows is None:
+            raise CannotBuild(f"{H} hidden neurons in a cluster of {cluster}")
+        constants = {
+            "NX": net.input.size,
+            "H": H,
+            "O": outputs,
+            "B": batch,
+            "CLUSTER": cluster,
+            "ROWS": rows,
+            "COLUMNS": columns,
+            "ACTIVATION": ACTIVATIONS[net.activations[0]],
+            "TIED": int(self._tied),
+            "CONTINUAL": int(isinstance(rule, Continual)),
+            "VECTOR_FIELD": int(not isinstance(rule, (EP, ContinualEP))),
+            "IN_TURN": int(rule.in_turn),
+        }
+        return constants | ({"DOUBLE": 1} if net.dtype == torch.float64 else {})
+
+    def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
+        net, rule = self.model, self.rule
+        assert isinstance(net, Network)
+        assert isinstance(rule, TwoPhase)
+        net.check_input(x)
+        net.check_target(x, y)
+        self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
+        sign = self.draw_sign() if sign is None else sign
+        before = [parameter.clone() for parameter in net.parameters()]
+        beta = self.betas(sign).to(self._device, net.dtype)
+        p, keep = self._problem(x.shape[-2])
+        inputs, targets = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
+        p.x, p.shared_x = inputs.data_ptr(), x.ndim == 2
+        p.y, p.shared_y = targets.data_ptr(), y.ndim == 2
+        p.beta, p.nudged_steps = beta.data_ptr(), rule.nudged_steps
+        relaxation = self._launch(p, keep, rule.free_steps, 1, x.shape[-2])
+        if not self._healthy(relaxation):
+            self._restore(before)
+            output = self._reference.step(x, y, sign)
+            self.relaxation = self._reference.relaxation
+            return output
+        self.relaxation = relaxation
+        return relaxation.state[-1]
+
+    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
+        """All minibatches in one launch, gathered by the kernel from the bytes of the split."""
+        net, rule = self.model, self.rule
+        assert isinstance(net, Network)
+        assert isinstance(rule, TwoPhase)
+        fits = (split.images.shape[-1], split.classes) == (net.input.size, net.layer_sizes[-1])
+        fits &= index.shape[1:-1] == net.ensemble and split.images.device == self._device
+        if not fits:
+            return super().run(split, index, signs)  # which says what is wrong
+        before = [parameter.clone() for parameter in net.parameters()]
+        signs = self.draw_signs(len(index)) if signs is None else signs
+        beta = self._all_betas(len(index), signs)
+        bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
+        pixel = net.input_activation(bytes_).to(self._device)
+        images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
+        samples = index.to(self._device, torch.int64).contiguous()
+        counts = torch.zeros(2, self._members, dtype=torch.float64, device=self._device)
+        p, keep = self._problem(index.shape[-1])
+        p.images, p.labels, p.index = images.data_ptr(), labels.data_ptr(), samples.data_ptr()
+        p.pixel, p.beta, p.nudged_steps = pixel.data_ptr(), beta.data_ptr(), rule.nudged_steps
+        p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
+        relaxation = self._launch(p, keep, rule.free_steps, len(index), index.shape[-1])
+        if not self._healthy(relaxation):
+            self._restore(before)
+            return super().run(split, index, signs)  # one at a time, which raises where it fails
+        self.relaxation = relaxation
+        return Counts(*(count.reshape(net.ensemble) for count in counts))
+
+    def relax(self, x: Tensor, free_steps: int) -> Relaxation:
+        net = self.model
+        assert isinstance(net, Network)
+        net.check_input(x)
+        p, keep = self._problem(x.shape[-2])
+        inputs = net.input_activation(x).contiguous()
+        p.x, p.shared_x = inputs.data_ptr(), x.ndim == 2
+        relaxation = self._launch(p, keep, free_steps, 1, TILE)
+        return relaxation if self._finite(relaxation) else super().relax(x, free_steps)
+
+    def _all_betas(self, minibatches: int, signs: Tensor | None) -> Tensor:
+        """β with its sign, [minibatches, E], on the device."""
+        beta = self.betas(torch.ones(self.model.ensemble)).expand(minibatches, -1)
+        if signs is not None:
+            beta = beta * signs.reshape(minibatches, -1).to(beta)
+        return beta.to(self._device, self.model.dtype).contiguous()
+
+    def _problem(self, samples: int) -> tuple[_Problem, dict[str, Tensor]]:
+        """Parameters, rates and where the states go; and what must outlive the launch."""
+        net, rule = self.model, self.rule
+        assert isinstance(net, Network)
+        p = _Problem()
+        p.members, p.samples = self._members, samples
+        fields = {"wx": (0, "weight"), "bx": (0, "bias"), "wf": (1, "weight")}
+        fields |= {"wb": (1, "backward_weight"), "bo": (1, "bias")}
+        keep: dict[str, Tensor] = {}
+        for short, (k, field) in fields.items():
+            parameter = getattr(net.synapses[k], field)
+            setattr(p, short, None if parameter is None else parameter.data_ptr())
+            if short == "wb" and self._tied:
+                field = "weight"  # one weight moves by both of its ends
+            keep[short] = self._rate(f"synapses.{k}.{field}", samples)
+            setattr(p, f"rate_{short}", keep[short].data_ptr())
+        rescale = rule.rescale if isinstance(rule, Continual) else None
+        p.inside = 0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale
+        for name, n in zip(("h", "o"), net.layer_sizes, strict=True):
+            shape = (*net.ensemble, samples, n)
+            keep[name] = torch.empty(shape, dtype=net.dtype, device=self._device)
+        shape = (*net.ensemble, samples)
+        keep["residual"] = torch.zeros(shape, dtype=net.dtype, device=self._device)
+        for name in ("h", "o", "residual"):
+            setattr(p, name, keep[name].data_ptr())
+        return p, keep
+
+    def _rate(self, name: str, batch: int) -> Tensor:
+        """η/B, one a member; 0 where nothing moves."""
+        if (name, batch) not in self._columns:
+            rate = torch.as_tensor(self.rates.get(name, 0.0), dtype=torch.float64).reshape(-1)
+            column = (rate / batch).expand(self._members)
+            self._columns[name, batch] = column.to(self._device, self.model.dtype).contiguous()
+        return self._columns[name, batch]
+
+    def _launch(
+        self, p: _Problem, keep: dict[str, Tensor], free_steps: int, minibatches: int, batch: int
+    ) -> Relaxation:
+        p.free_steps, p.minibatches = free_steps, minibatches
+        tiles = 1 if p.nudged_steps else math.ceil(p.samples / batch)
+        self.kernel(batch).launch(self._members * tiles, p)
+        residual, shape = keep["residual"], self.model.ensemble
+        return Relaxation(
+            state=(keep["h"], keep["o"]),
+            residual=float(residual.max()),
+            steps=free_steps,
+            sample_residual=residual,
+            member_steps=torch.full(shape, free_steps, device=self._device),
+        )
+
+    def _finite(self, relaxation: Relaxation) -> bool:
+        return math.isfinite(float(sum((s * 0).sum() for s in relaxation.state)))
+
+    def _healthy(self, relaxation: Relaxation) -> bool:
+        """Whether all that the minibatches made is finite: one answer from the device."""
+        tensors = [*self.model.parameters(), *relaxation.state]
+        return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
+
+    def _restore(self, before: list[Tensor]) -> None:
+        for parameter, value in zip(self.model.parameters(), before, strict=True):
+            parameter.copy_(value)
