@@ -95,7 +95,7 @@ class EpToCvf(Item):
     name = "ep-to-cvf-a"
     title = "Test error against the angle between Δ(tot) and −∇(tot) before training"
     place = 'Fig. "ep-to-cvf" (a)'
-    needs = "the runs of results-table, and minutes on two cores; quick 1 min"
+    needs = "the runs of results-table, and 5 min on one core; quick 2 min"
     runs = tuple(dict.fromkeys(result.recipe for result in PUBLISHED))
 
     def run(self, order: Order) -> None:

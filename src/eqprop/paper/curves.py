@@ -99,7 +99,7 @@ ITEMS = (
         "curves-c-vf-2h",
         "Train and test error with C-VF, two hidden layers",
         "error_curves:C-VF-2hidden",
-        "one run of 45 networks, hours on a GPU; quick 30 s on two cores",
+        "one run of 45 networks, hours on a GPU; quick 40 s on two cores",
         ("c-vf-2h",),
     ),
 )

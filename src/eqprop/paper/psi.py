@@ -20,7 +20,7 @@ class ErrorAgainstPsi(Trained):
             "error-against-psi",
             "Test error against the initial angle Ψ(θ_f, θ_b)",
             'Fig. "table:results", right',
-            "two runs of 45 networks, half an hour and hours on a GPU; quick 45 s on two cores",
+            "two runs of 45 networks, half an hour and hours on a GPU; quick 1 min on two cores",
             [result.recipe for result in PUBLISHED],
         )
 

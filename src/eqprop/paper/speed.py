@@ -16,7 +16,7 @@ class Speed(Trained):
             "speed",
             "Time to train",
             'section "Discussion"',
-            "the runs of results-table with C-EP and C-VF; quick 1 min on two cores",
+            "the runs of results-table with C-EP and C-VF; quick 2 min on two cores",
             ("c-ep-1h", "c-vf-1h", "c-ep-2h", "c-vf-2h"),
         )
 
