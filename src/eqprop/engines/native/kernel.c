@@ -26,9 +26,11 @@
 #ifdef __AVX512F__
 #define BYTES 64
 #define MR 10
+#define DOTS 5
 #else
 #define BYTES 32
 #define MR 5
+#define DOTS 3
 #endif
 #define NR 2
 #define MAX_LAYERS 8
@@ -88,12 +90,19 @@ INLINE vec choose(ivec mask, vec a, vec b) {
 #if defined(__AVX512F__) && defined(DOUBLE)
 INLINE vec vmax(vec a, vec b) { return (vec)_mm512_max_pd((__m512d)a, (__m512d)b); }
 INLINE vec vmin(vec a, vec b) { return (vec)_mm512_min_pd((__m512d)a, (__m512d)b); }
+INLINE real total(vec v) { return _mm512_reduce_add_pd((__m512d)v); }
 #elif defined(__AVX512F__)
 INLINE vec vmax(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vec vmin(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE real total(vec v) { return _mm512_reduce_add_ps((__m512)v); }
 #else
 INLINE vec vmax(vec a, vec b) { return choose(a > b, a, b); }
 INLINE vec vmin(vec a, vec b) { return choose(a < b, a, b); }
+INLINE real total(vec v) {
+    real sum = 0;
+    for (int i = 0; i < V; i++) sum += v[i];
+    return sum;
+}
 #endif
 
 /* 2^y: a polynomial on [−½, ½], and the whole part added to the exponent */
@@ -222,19 +231,41 @@ static void product(int m, int n, int K, real alpha, const real *A, long ar, lon
     multiply(m, n, (Product){A, ar, ak, W, ldw, base, C, ld, K, alpha});
 }
 
-static real dot(const real *a, const real *b, int n) {
-    vec sum = {0};
-    int i = 0;
-    for (; i + V <= n; i += V) sum += *(const vec *)(a + i) * *(const vec *)(b + i);
-    real total = 0;
-    for (int v = 0; v < V; v++) total += sum[v];
-    for (; i < n; i++) total += a[i] * b[i];
-    return total;
+/* C = base + A · Bᵀ, for rows [i, i + DOTS) of A and [j, j + DOTS) of B */
+static void dot_block(int m, int n, int K, const real *A, long lda, const real *B, long ldb,
+                      const real *base, real *C, long ld, int i, int j) {
+    const real *a[DOTS], *b[DOTS];
+    vec sum[DOTS][DOTS];
+    for (int r = 0; r < DOTS; r++) { /* beyond the last row, the last once more */
+        a[r] = A + (i + r < m ? i + r : m - 1) * lda;
+        b[r] = B + (j + r < n ? j + r : n - 1) * ldb;
+        for (int c = 0; c < DOTS; c++) sum[r][c] = (vec){0};
+    }
+    int whole_vectors = K / V * V;
+    for (int k = 0; k < whole_vectors; k += V)
+        for (int r = 0; r < DOTS; r++)
+            for (int c = 0; c < DOTS; c++) sum[r][c] += *(const vec *)(a[r] + k) * *(const vec *)(b[c] + k);
+    for (int r = 0; r < DOTS; r++)
+        for (int c = 0; c < DOTS; c++) {
+            if (i + r >= m || j + c >= n) continue;
+            long at = (i + r) * ld + j + c;
+            real rest = 0;
+            for (int k = whole_vectors; k < K; k++) rest += a[r][k] * b[c][k];
+            C[at] = (base ? base[at] : 0) + (total(sum[r][c]) + rest);
+        }
+}
+
+static void dots(int m, int n, int K, const real *A, long lda, const real *B, long ldb,
+                 const real *base, real *C, long ld) {
+    for (int i = 0; i < m; i += DOTS)
+        for (int j = 0; j < n; j += DOTS) dot_block(m, n, K, A, lda, B, ldb, base, C, ld, i, j);
 }
 
 static void gram(int B, int n, const real *A, long lda, real *G) {
+    for (int i = 0; i < B; i += DOTS)
+        for (int j = 0; j <= i; j += DOTS) dot_block(B, B, n, A, lda, A, lda, 0, G, B, i, j);
     for (int i = 0; i < B; i++)
-        for (int j = 0; j <= i; j++) G[i * B + j] = G[j * B + i] = dot(A + i * lda, A + j * lda, n);
+        for (int j = i + 1; j < B; j++) G[i * B + j] = G[j * B + i];
 }
 
 /* ---- one member ---- */
@@ -252,7 +283,8 @@ typedef struct {
     real *moved[MAX_LAYERS];                  /* R: sum of the changes of the drives' ends */
     real *change[MAX_LAYERS];                 /* D: change of a layer, pulled back to its drive;
                                                  when the phase is over, the last rates */
-    real *wf[MAX_LAYERS], *wb[MAX_LAYERS];    /* packed weights of synapse k: layer k−1 → k, and back */
+    real *wf[MAX_LAYERS], *wb[MAX_LAYERS];    /* packed weights of synapse k: layer k−1 → k, and back;
+                                                 the first transposed where the layer is narrow */
     real *f0[MAX_LAYERS], *b0[MAX_LAYERS];    /* W_00, or the total update of VF */
     real *corrected;                          /* drive with what the phase has changed in it */
     real *gram_x, *gram_l;
@@ -266,6 +298,10 @@ static int low_rank(const Problem *p, int k) {
     long a = p->size[k - 1], b = p->size[k];
     return p->rule == CONTINUAL_EP && a * b > 2L * p->batch * (a + b);
 }
+/* Whether the neurons of layer k leave so much of a vector empty that dot products are faster. */
+static int narrow(const Problem *p, int k) { return 4 * p->size[k] <= 3 * V; }
+/* Whether the block into layer k is then the same array in both directions. */
+static int shared(const Problem *p, int k) { return p->tied && narrow(p, k); }
 static int accumulates(const Problem *p) { return p->rule == VF || p->rule == CONTINUAL_VF; }
 /* Whether the total update is kept apart from the weights that move by η_tiny. */
 static int has_totals(const Problem *p) {
@@ -293,11 +329,16 @@ static size_t layout(const Problem *p, Member *m, char *at) {
         TAKE(moved[l], real, B * n);
         TAKE(change[l], real, B * n);
         if (l > 0) {
-            long f = p->size[l - 1] * n, b = p->size[l] * padded(p->size[l - 1]);
-            TAKE(wf[l], real, f);
+            long b = p->size[l] * padded(p->size[l - 1]), f = narrow(p, l) ? b : p->size[l - 1] * n;
             TAKE(wb[l], real, b);
-            TAKE(f0[l], real, f);
             TAKE(b0[l], real, b);
+            if (!shared(p, l)) {
+                TAKE(wf[l], real, f);
+                TAKE(f0[l], real, f);
+            } else if (m) {
+                m->wf[l] = m->wb[l];
+                m->f0[l] = m->b0[l];
+            }
         }
     }
     TAKE(corrected, real, B * widest);
@@ -449,11 +490,14 @@ static void open_weights(Member *m) {
         if (l == 0) continue;
         long before = p->size[l - 1];
         const real *w = parameter(p->weight[l], m, before, n);
-        pack(w, before, n, m->wf[l], ld);
-        if (p->tied)
-            pack_transposed(w, before, n, m->wb[l], m->pad[l - 1]);
+        if (narrow(p, l))
+            pack_transposed(w, before, n, m->wf[l], m->pad[l - 1]);
         else
+            pack(w, before, n, m->wf[l], ld);
+        if (!p->tied)
             pack(parameter(p->backward[l], m, n, before), n, before, m->wb[l], m->pad[l - 1]);
+        else if (!shared(p, l))
+            pack_transposed(w, before, n, m->wb[l], m->pad[l - 1]);
     }
     const real *w = parameter(p->weight[0], m, p->inputs, p->size[0]);
     long n = p->size[0];
@@ -472,7 +516,11 @@ static vec move(Member *m, int l, const real *base) {
     int fused = !p->real_time && p->activation == SIGMOID;
     long ld = m->pad[l], count = m->B * ld;
     real *to = m->next[l];
-    if (l > 0) {
+    if (l > 0 && narrow(p, l)) {
+        long la = m->pad[l - 1];
+        dots(m->B, p->size[l], p->size[l - 1], m->rate[l - 1], la, m->wf[l], la, base, to, ld);
+        base = to;
+    } else if (l > 0) {
         Product before = {m->rate[l - 1], m->pad[l - 1], 1, m->wf[l], ld, base, to, ld, p->size[l - 1], 1};
         if (fused && l + 1 == m->L) return multiply_and_activate(m->B, ld, before);
         multiply(m->B, ld, before);
@@ -610,33 +658,46 @@ static const real *second_drive(Member *m, int l) {
     return from;
 }
 
+/* to = base + c AᵀP for synapse k, A of layer k−1 and P of layer k, as wb lies in the memory */
+static void add_backward(Member *m, int k, real c, real **A, real **P, const real *base, real *to) {
+    product(m->p->size[k], m->pad[k - 1], m->B, c, P[k], 1, m->pad[k], A[k - 1], m->pad[k - 1], base, to,
+            m->pad[k - 1]);
+}
+
+/* The same as wf lies */
+static void add_forward(Member *m, int k, real c, real **A, real **P, const real *base, real *to) {
+    if (narrow(m->p, k))
+        add_backward(m, k, c, A, P, base, to);
+    else
+        product(m->p->size[k - 1], m->pad[k], m->B, c, A[k - 1], 1, m->pad[k - 1], P[k], m->pad[k], base, to,
+                m->pad[k]);
+}
+
 /* W_00 = W(0) − c A_0ᵀ P_0, in both directions */
 static void open_blocks(Member *m) {
     const Problem *p = m->p;
     for (int k = 1; k < m->L; k++) {
-        long a = p->size[k - 1], b = p->size[k], la = m->pad[k - 1], lb = m->pad[k];
         if (p->rule == CONTINUAL_EP) {
-            real c = -(real)p->rescale * coefficient(m, p->rate[k]);
+            real c = -(real)p->rescale * coefficient(m, p->rate[k]), **A = m->first;
             real *f = low_rank(p, k) ? m->wf[k] : m->f0[k], *w = low_rank(p, k) ? m->wb[k] : m->b0[k];
-            product(a, lb, m->B, c, m->first[k - 1], 1, la, m->first[k], lb, m->wf[k], f, lb);
-            product(b, la, m->B, c, m->first[k], 1, lb, m->first[k - 1], la, m->wb[k], w, la);
+            add_forward(m, k, c, A, A, m->wf[k], f);
+            if (!shared(p, k)) add_backward(m, k, c, A, A, m->wb[k], w);
         } else if (has_totals(p)) {
-            memset(m->f0[k], 0, a * lb * sizeof(real));
+            long a = p->size[k - 1], b = p->size[k], la = m->pad[k - 1], lb = m->pad[k];
+            memset(m->f0[k], 0, (narrow(p, k) ? b * la : a * lb) * sizeof(real));
             memset(m->b0[k], 0, b * la * sizeof(real));
         }
     }
 }
 
 /* f += cf A_tᵀ D and w += cb P_tᵀ D, for the two ends of synapse k; a tied weight gets both */
-static void add_products(Member *m, int k, real cf, real cb, real *f, real *w) {
-    long a = m->p->size[k - 1], b = m->p->size[k], la = m->pad[k - 1], lb = m->pad[k];
+static void add_steps(Member *m, int k, real cf, real cb, real *f, real *w) {
     real **A = m->rate, **D = m->change;
-    product(a, lb, m->B, cf, A[k - 1], 1, la, D[k], lb, f, f, lb);
-    product(b, la, m->B, cb, A[k], 1, lb, D[k - 1], la, w, w, la);
-    if (m->p->tied) {
-        product(a, lb, m->B, cf, D[k - 1], 1, la, A[k], lb, f, f, lb);
-        product(b, la, m->B, cb, D[k], 1, lb, A[k - 1], la, w, w, la);
-    }
+    add_forward(m, k, cf, A, D, f, f);
+    if (m->p->tied) add_forward(m, k, cf, D, A, f, f);
+    if (shared(m->p, k)) return;
+    add_backward(m, k, cb, D, A, w, w);
+    if (m->p->tied) add_backward(m, k, cb, A, D, w, w);
 }
 
 /* What the step from s_t to s_{t+1} changes in the hidden blocks. For C-VF and VF `rate` still
@@ -644,18 +705,17 @@ static void add_products(Member *m, int k, real cf, real cb, real *f, real *w) {
 static void update_blocks(Member *m) {
     const Problem *p = m->p;
     for (int k = 1; k < m->L; k++) {
-        long a = p->size[k - 1], b = p->size[k], la = m->pad[k - 1], lb = m->pad[k];
         real **A = m->rate;
         if (p->rule == CONTINUAL_EP && !low_rank(p, k)) {
             real c = (real)p->rescale * coefficient(m, p->rate[k]);
-            product(a, lb, m->B, c, A[k - 1], 1, la, A[k], lb, m->f0[k], m->wf[k], lb);
-            product(b, la, m->B, c, A[k], 1, lb, A[k - 1], la, m->b0[k], m->wb[k], la);
+            add_forward(m, k, c, A, A, m->f0[k], m->wf[k]);
+            if (!shared(p, k)) add_backward(m, k, c, A, A, m->b0[k], m->wb[k]);
         } else if (accumulates(p)) {
             real cf = coefficient(m, p->rate[k]);
             real cb = coefficient(m, p->tied ? p->rate[k] : p->back_rate[k]);
-            if (has_totals(p)) add_products(m, k, cf, cb, m->f0[k], m->b0[k]);
+            if (has_totals(p)) add_steps(m, k, cf, cb, m->f0[k], m->b0[k]);
             real inside = (real)p->rescale;
-            if (p->rule == CONTINUAL_VF) add_products(m, k, inside * cf, inside * cb, m->wf[k], m->wb[k]);
+            if (p->rule == CONTINUAL_VF) add_steps(m, k, inside * cf, inside * cb, m->wf[k], m->wb[k]);
         }
     }
 }
@@ -764,9 +824,21 @@ static void run_member(const Problem *p, int e, int at) {
 }
 
 /* w = scale · w + update, leaving out the padding */
-static void unpack(real *w, long rows, long cols, real scale, const real *update, long ld) {
+INLINE void unpack(real *w, long rows, long cols, real scale, const real *update, long down, long right) {
     for (long i = 0; i < rows; i++)
-        for (long j = 0; j < cols; j++) w[i * cols + j] = scale * w[i * cols + j] + update[i * ld + j];
+        for (long j = 0; j < cols; j++)
+            w[i * cols + j] = scale * w[i * cols + j] + update[i * down + j * right];
+}
+
+static void unpack_blocks(const Member *m, int k, real scale, const real *f, const real *w) {
+    const Problem *p = m->p;
+    long a = p->size[k - 1], b = p->size[k], la = m->pad[k - 1], lb = m->pad[k];
+    real *forward = parameter(p->weight[k], m, a, b);
+    if (narrow(p, k))
+        unpack(forward, a, b, scale, f, 1, la);
+    else
+        unpack(forward, a, b, scale, f, lb, 1);
+    if (!p->tied) unpack(parameter(p->backward[k], m, b, a), b, a, scale, w, la, 1);
 }
 
 static void commit_member(const Problem *p, int e, int at) {
@@ -783,20 +855,15 @@ static void commit_member(const Problem *p, int e, int at) {
                 bias[j] += c * sum;
             }
         if (l == 0) continue;
-        long a = p->size[l - 1], la = m.pad[l - 1];
-        real *w = parameter(p->weight[l], &m, a, n), *w_back = parameter(p->backward[l], &m, n, a);
-        real cf = coefficient(&m, p->rate[l]);
+        real cf = coefficient(&m, p->rate[l]), *f = m.wf[l];
         if (!accumulates(p)) { /* c (A_Kᵀ P_K − A_0ᵀ P_0), by way of the packed copy */
-            product(a, ld, m.B, cf, m.change[l - 1], 1, la, m.change[l], ld, 0, m.wf[l], ld);
-            product(a, ld, m.B, -cf, m.first[l - 1], 1, la, m.first[l], ld, m.wf[l], m.wf[l], ld);
-            unpack(w, a, n, 1, m.wf[l], ld);
-        } else if (has_totals(p)) {
-            unpack(w, a, n, 1, m.f0[l], ld);
-            if (!p->tied) unpack(w_back, n, a, 1, m.b0[l], la);
-        } else { /* C-VF: the packed copy is the new weight */
-            unpack(w, a, n, 0, m.wf[l], ld);
-            if (!p->tied) unpack(w_back, n, a, 0, m.wb[l], la);
-        }
+            add_forward(&m, l, cf, m.change, m.change, 0, f);
+            add_forward(&m, l, -cf, m.first, m.first, f, f);
+            unpack_blocks(&m, l, 1, f, 0);
+        } else if (has_totals(p))
+            unpack_blocks(&m, l, 1, m.f0[l], m.b0[l]);
+        else /* C-VF: the packed copy is the new weight */
+            unpack_blocks(&m, l, 0, f, m.wb[l]);
     }
     long n = p->size[0];
     real *w = parameter(p->weight[0], &m, p->inputs, n);
