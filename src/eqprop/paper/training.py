@@ -77,6 +77,15 @@ RUNS = {
         _deviation("c-vf-1h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
         _deviation("c-vf-1h", "no-bias", _NO_BIAS, angle=ANGLES, bias=False, frozen=()),
         _deviation("c-vf-1h", "glorot", _GLOROT, angle=ANGLES, init="glorot"),
+        _deviation(
+            "c-vf-1h",
+            "glorot-no-bias",
+            "Glorot weights and no biases: the paper as it is written",
+            angle=ANGLES,
+            init="glorot",
+            bias=False,
+            frozen=(),
+        ),
         _recipe("c-vf-2h", angle=ANGLES),
         _deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
     )

@@ -103,14 +103,15 @@ class PersistentEngine(Engine):
         return next(self.model.parameters()).device
 
     def kernel(self, batch: int) -> Kernel:
-        """The kernel for a batch size: the largest cluster with which all members run at once."""
+        """The kernel for a batch size: the largest cluster with which all members run at once, or
+        else the smallest that there is.
+        """
         if batch not in self._kernels:
-            reason = "no multiprocessor is large enough"
-            chosen = None
+            reason, chosen = "no multiprocessor is large enough", None
+            multiprocessors = torch.cuda.get_device_properties().multi_processor_count
             for cluster in self._clusters:
-                many = self._members * cluster
-                if many > torch.cuda.get_device_properties().multi_processor_count and chosen:
-                    break
+                if self._members * cluster > multiprocessors and cluster > 2:
+                    continue
                 try:
                     candidate = compiled(SOURCE, self._constants(batch, cluster))
                 except CannotBuild as error:
