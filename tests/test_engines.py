@@ -49,6 +49,8 @@ SHAPES = (
     ((8, 63, 100, 5), 7, 5),
     ((7, 5, 63, 100, 4), 20, 3),
     ((4, 3), 7, 3),
+    ((6, 128, 128, 3), 20, 2),  # rows of whole kilobytes, which the compiled engine pads
+    ((4, 128), 7, 3),
 )
 
 

@@ -159,8 +159,8 @@ static int all_well(vec seen) {
 /* ---- products: C = base + alpha · A · W, rows of W, base and C in whole vectors ---- */
 
 typedef struct {
-    const real *A; /* A[r, k] = A[r · ar + k · ak] */
-    long ar, ak;
+    const real *A;
+    long lda;
     const real *W;
     long ldw;
     const real *base; /* or NULL */
@@ -170,8 +170,8 @@ typedef struct {
     real alpha;
 } Product;
 
-INLINE void block(const int rows, const int cols, Product p, int i, int j) {
-    const real *A = p.A + i * p.ar, *W = p.W + j, *base = p.base ? p.base + i * p.ld + j : 0;
+INLINE void block(const int rows, const int cols, const int transposed, Product p, int i, int j) {
+    const real *A = p.A + (transposed ? i : i * p.lda), *W = p.W + j, *base = p.base ? p.base + i * p.ld + j : 0;
     real *C = p.C + i * p.ld + j;
     vec sum[MR][NR];
     for (int r = 0; r < rows; r++)
@@ -180,7 +180,7 @@ INLINE void block(const int rows, const int cols, Product p, int i, int j) {
         vec w[NR];
         for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * p.ldw + c * V);
         for (int r = 0; r < rows; r++) {
-            real a = A[r * p.ar + k * p.ak];
+            real a = A[transposed ? k * p.lda + r : r * p.lda + k];
             for (int c = 0; c < cols; c++) sum[r][c] += a * w[c];
         }
     }
@@ -192,7 +192,7 @@ INLINE void block(const int rows, const int cols, Product p, int i, int j) {
         }
 }
 
-#define CASE(m) case m: block(m, cols, p, r, j); break;
+#define CASE(m) case m: block(m, cols, transposed, p, r, j); break;
 #if MR == 10
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
 #else
@@ -200,7 +200,8 @@ INLINE void block(const int rows, const int cols, Product p, int i, int j) {
 #endif
 /* Rows i to `end` of the columns from j on. `sigmoid`: C = σ(base + alpha · A · W), and `seen`
    what was not finite before. */
-INLINE void panel(const int cols, const int sigmoid, Product p, int i, int end, int j, vec *seen) {
+INLINE void panel(const int cols, const int transposed, const int sigmoid, Product p, int i, int end, int j,
+                  vec *seen) {
     for (int r = i; r < end; r += MR)
         switch (end - r < MR ? end - r : MR) { CASES }
     for (int r = i; sigmoid && r < end; r++)
@@ -211,25 +212,21 @@ INLINE void panel(const int cols, const int sigmoid, Product p, int i, int end, 
         }
 }
 
-/* n is a multiple of V. Of W and C, the larger is gone through once. */
-INLINE vec panels(const int sigmoid, int m, int n, Product p) {
+/* Columns up to n, in whole vectors. Of W and C, the larger is gone through once. */
+INLINE vec panels(const int transposed, const int sigmoid, int m, int n, Product p) {
     vec seen = {0};
     int at_once = p.K < m ? MR : m;
     for (int i = 0; i < m; i += at_once) {
         int end = m - i < at_once ? m : i + at_once, j = 0;
-        for (; j + NR * V <= n; j += NR * V) panel(NR, sigmoid, p, i, end, j, &seen);
-        for (; j < n; j += V) panel(1, sigmoid, p, i, end, j, &seen);
+        for (; j + NR * V <= n; j += NR * V) panel(NR, transposed, sigmoid, p, i, end, j, &seen);
+        for (; j < n; j += V) panel(1, transposed, sigmoid, p, i, end, j, &seen);
     }
     return seen;
 }
 
-static void multiply(int m, int n, Product p) { panels(0, m, n, p); }
-static vec multiply_and_activate(int m, int n, Product p) { return panels(1, m, n, p); }
-
-static void product(int m, int n, int K, real alpha, const real *A, long ar, long ak,
-                    const real *W, long ldw, const real *base, real *C, long ld) {
-    multiply(m, n, (Product){A, ar, ak, W, ldw, base, C, ld, K, alpha});
-}
+static void multiply(int m, int n, Product p) { panels(0, 0, m, n, p); }
+static void multiply_transposed(int m, int n, Product p) { panels(1, 0, m, n, p); } /* Aᵀ · W */
+static vec multiply_and_activate(int m, int n, Product p) { return panels(0, 1, m, n, p); }
 
 /* C = base + A · Bᵀ, for rows [i, i + DOTS) of A and [j, j + DOTS) of B */
 static void dot_block(int m, int n, int K, const real *A, long lda, const real *B, long ldb,
@@ -273,6 +270,7 @@ static void gram(int B, int n, const real *A, long lda, real *G) {
 typedef struct {
     const Problem *p;
     int e, at, L, B, pad[MAX_LAYERS];         /* member, minibatch */
+    int silent;                               /* every rate is 0 */
     double beta;
     const real *x, *y;                        /* [B, inputs], [B, size of the last layer] */
     real *gathered_x, *gathered_y;
@@ -293,7 +291,11 @@ typedef struct {
     real *by_pixel, *by_sample;
 } Member;
 
-static long padded(int n) { return (n + V - 1) / V * V; }
+/* A row of n in whole vectors, and one more where rows would share the same few sets of the cache */
+static long padded(int n) {
+    long width = (n + V - 1) / V * V;
+    return width * sizeof(real) % 1024 ? width : width + V;
+}
 static int low_rank(const Problem *p, int k) {
     long a = p->size[k - 1], b = p->size[k];
     return p->rule == CONTINUAL_EP && a * b > 2L * p->batch * (a + b);
@@ -364,6 +366,7 @@ static void open_member(const Problem *p, int e, int at, Member *m) {
     m->beta = p->nudged_steps ? p->beta[(long)at * p->members + e] : 0;
     m->L = p->layers;
     m->B = p->batch;
+    m->silent = 0;
     for (int l = 0; l < m->L; l++) m->pad[l] = padded(p->size[l]);
     layout(p, m, p->scratch + (size_t)e * scratch_bytes(p));
 }
@@ -433,12 +436,13 @@ static void read_input(Member *m) {
     int count = 0;
     for (int b = 0; b < m->B; b++) {
         m->first_pixel[b] = count;
-        for (int i = 0; i < n; i++)
-            if (x[b * n + i] != 0) {
-                m->pixel[count] = i;
-                m->by_sample[count++] = x[b * n + i];
-                m->first_entry[i + 1]++;
-            }
+        for (int i = 0; i < n; i++) { /* without branches, which cannot be foreseen */
+            int there = x[b * n + i] != 0;
+            m->pixel[count] = i;
+            m->by_sample[count] = x[b * n + i];
+            m->first_entry[i + 1] += there;
+            count += there;
+        }
     }
     m->first_pixel[m->B] = count;
     for (int i = 0; i < n; i++) m->first_entry[i + 1] += m->first_entry[i];
@@ -516,22 +520,24 @@ static vec move(Member *m, int l, const real *base) {
     int fused = !p->real_time && p->activation == SIGMOID;
     long ld = m->pad[l], count = m->B * ld;
     real *to = m->next[l];
+    int n_before = l > 0 && !m->silent ? p->size[l - 1] : 0;
+    int n_after = l + 1 < m->L && !m->silent ? p->size[l + 1] : 0;
     if (l > 0 && narrow(p, l)) {
         long la = m->pad[l - 1];
-        dots(m->B, p->size[l], p->size[l - 1], m->rate[l - 1], la, m->wf[l], la, base, to, ld);
+        dots(m->B, p->size[l], n_before, m->rate[l - 1], la, m->wf[l], la, base, to, ld);
         base = to;
     } else if (l > 0) {
-        Product before = {m->rate[l - 1], m->pad[l - 1], 1, m->wf[l], ld, base, to, ld, p->size[l - 1], 1};
-        if (fused && l + 1 == m->L) return multiply_and_activate(m->B, ld, before);
-        multiply(m->B, ld, before);
+        Product before = {m->rate[l - 1], m->pad[l - 1], m->wf[l], ld, base, to, ld, n_before, 1};
+        if (fused && l + 1 == m->L) return multiply_and_activate(m->B, p->size[l], before);
+        multiply(m->B, p->size[l], before);
         base = to;
     }
     if (l + 1 < m->L) {
-        Product after = {m->rate[l + 1], m->pad[l + 1], 1, m->wb[l + 1], ld, base, to, ld, p->size[l + 1], 1};
-        if (fused) return multiply_and_activate(m->B, ld, after);
-        multiply(m->B, ld, after);
+        Product after = {m->rate[l + 1], m->pad[l + 1], m->wb[l + 1], ld, base, to, ld, n_after, 1};
+        if (fused) return multiply_and_activate(m->B, p->size[l], after);
+        multiply(m->B, p->size[l], after);
     } else if (l == 0)
-        memcpy(to, base, count * sizeof(real));
+        for (int b = 0; b < m->B; b++) memcpy(to + b * ld, base + b * ld, p->size[l] * sizeof(real));
     vec seen = {0};
     const real *s = m->s[l], *a = m->rate[l];
     int with_slope = p->slope == SLOPE_ALL || (p->slope == SLOPE_HIDDEN && l + 1 < m->L);
@@ -593,6 +599,7 @@ static int free_phase(Member *m) {
     vec seen = {0};
     int t = 0;
     while (t < p->free_steps) {
+        m->silent = t == 0 && !p->real_time && p->free_steps > 1; /* a step alone shows weights not finite */
         for (int l = 0; l < m->L; l++)
             if (groups == 1 || l % 2 == t % 2) seen += move(m, l, m->drive[l]);
         for (int l = 0; l < m->L; l++)
@@ -611,6 +618,7 @@ static int free_phase(Member *m) {
             if (p->tolerance >= 0 && most <= p->tolerance) break;
         }
     }
+    m->silent = 0;
     p->steps[m->e] = t;
     for (int l = 0; l < m->L; l++)
         for (int b = 0; b < m->B; b++)
@@ -634,7 +642,7 @@ static const real *second_drive(Member *m, int l) {
     real inside = (real)p->rescale, *to = m->corrected;
     const real *from = m->drive[l];
     if (l == 0) {
-        product(m->B, ld, m->B, 1, m->gram_x, m->B, 1, m->moved[0], ld, from, to, ld);
+        multiply(m->B, p->size[l], (Product){m->gram_x, m->B, m->moved[0], ld, from, to, ld, m->B, 1});
         from = to;
     } else if (p->bias[l]) {
         real c = inside * coefficient(m, p->bias_rate[l]);
@@ -652,7 +660,7 @@ static const real *second_drive(Member *m, int l) {
         int other = k == l ? l - 1 : l + 1;
         real c = inside * coefficient(m, p->rate[k]);
         gram(m->B, p->size[other], m->rate[other], m->pad[other], m->gram_l);
-        product(m->B, ld, m->B, c, m->gram_l, m->B, 1, m->rate[l], ld, from, to, ld);
+        multiply(m->B, p->size[l], (Product){m->gram_l, m->B, m->rate[l], ld, from, to, ld, m->B, c});
         from = to;
     }
     return from;
@@ -660,17 +668,17 @@ static const real *second_drive(Member *m, int l) {
 
 /* to = base + c AᵀP for synapse k, A of layer k−1 and P of layer k, as wb lies in the memory */
 static void add_backward(Member *m, int k, real c, real **A, real **P, const real *base, real *to) {
-    product(m->p->size[k], m->pad[k - 1], m->B, c, P[k], 1, m->pad[k], A[k - 1], m->pad[k - 1], base, to,
-            m->pad[k - 1]);
+    long la = m->pad[k - 1], lb = m->pad[k];
+    multiply_transposed(m->p->size[k], m->p->size[k - 1], (Product){P[k], lb, A[k - 1], la, base, to, la, m->B, c});
 }
 
 /* The same as wf lies */
 static void add_forward(Member *m, int k, real c, real **A, real **P, const real *base, real *to) {
+    long la = m->pad[k - 1], lb = m->pad[k];
     if (narrow(m->p, k))
         add_backward(m, k, c, A, P, base, to);
     else
-        product(m->p->size[k - 1], m->pad[k], m->B, c, A[k - 1], 1, m->pad[k - 1], P[k], m->pad[k], base, to,
-                m->pad[k]);
+        multiply_transposed(m->p->size[k - 1], m->p->size[k], (Product){A[k - 1], la, P[k], lb, base, to, lb, m->B, c});
 }
 
 /* W_00 = W(0) − c A_0ᵀ P_0, in both directions */
