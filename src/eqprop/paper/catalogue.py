@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, tables, toy
+from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, story, tables, toy
 from eqprop.paper.item import Item
 from eqprop.paper.training import RUNS, TrainingRun
 from eqprop.runs.recipe import UserError
@@ -26,6 +26,7 @@ def items() -> tuple[Item, ...]:
         _full,
         _rescaled,
         *curves.ITEMS,
+        *story.ITEMS,
     )
 
 

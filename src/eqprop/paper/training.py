@@ -33,7 +33,7 @@ QUICK_SAMPLES = {1: (20000, 5000), 2: (1000, 500)}  # by hidden layers: train, t
 class TrainingRun:
     name: str  # of its folder
     recipe: str  # that it runs, or deviates from
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     note: str = ""  # the deviation, in words
 
     @property
@@ -46,7 +46,7 @@ class TrainingRun:
         if not quick:
             return recipe
         train, test = QUICK_SAMPLES[len(recipe.layers) - 2]
-        angle = recipe.angle if recipe.tied else QUICK_ANGLES
+        angle = QUICK_ANGLES if isinstance(recipe.angle, tuple) else recipe.angle
         small = replace(recipe, epochs=2, seeds=2, angle=angle)
         return replace(small, train_samples=train, test_samples=test)
 
@@ -159,14 +159,14 @@ def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
     files = [folder.path / name for name in ("recipe.toml", "metrics.jsonl", "summary.json")]
     if not all(file.is_file() for file in files):
         return None
-    return _read(run.name, folder.path, quick, tuple(file.stat().st_mtime_ns for file in files))
+    return _read(run, folder.path, quick, tuple(file.stat().st_mtime_ns for file in files))
 
 
 @functools.lru_cache(maxsize=100)
-def _read(name: str, path: Path, quick: bool, when: tuple[int, ...]) -> Outcome | None:
+def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> Outcome | None:
     """Once for each time that the files were written: many items read the same runs."""
-    run, folder = RUNS[name], RunFolder(path)
-    recipe, summary = run.resolved(quick), folder.summary()
+    folder, recipe = RunFolder(path), run.resolved(quick)
+    summary = folder.summary()
     if summary is None or _differences(folder.recipe(), recipe):
         return None
     if summary["epochs"] < recipe.epochs and len(summary["frozen"]) < len(recipe.members()):

@@ -1,0 +1,393 @@
+"""Why C-VF with one hidden layer fails: which readings of its recipe diverge, when, and how.
+
+Without nudging, hidden and output layers see only each other's previous state, so a synchronous
+free phase is two sequences that never meet: h_0 → o_1 → h_2 → … and o_0 → h_1 → o_2 → …
+Updating the layers in turn leaves the second alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop import data as datasets
+from eqprop.dynamics import relax
+from eqprop.model import State as Neurons
+from eqprop.network import Network
+from eqprop.paper import training
+from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.paper.comparison import compare
+from eqprop.paper.computed import Computed
+from eqprop.paper.item import Order, Results, Row, State
+from eqprop.paper.psi import points, readings
+from eqprop.paper.published import FULL_TABLE
+from eqprop.paper.training import RUNS, Outcome, TrainingRun
+from eqprop.runs import figures
+from eqprop.runs.evaluation import UNSETTLED, restore
+from eqprop.runs.recipe import UserError
+from eqprop.runs.training import fitting
+from eqprop.seeds import generator
+
+RECIPE = "c-vf-1h"
+COMPARED = (RECIPE, f"{RECIPE}-in-turn", f"{RECIPE}-no-bias")
+PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe == RECIPE)
+HEALTHY, FAILED = 10.0, 20.0  # test error in %: below the one, then above the other, is divergence
+SHUFFLES, RARE = 10000, 0.05
+LONG = 1000  # steps after which a sequence that settles has settled
+STILL = 1e-5  # a change that is float32's
+SHOWN = 60  # steps of the trajectory
+
+# The last epoch before the first of the 45 networks diverges is 57.
+_BEFORE = {"angle": 0.0, "seeds": 2, "epochs": 55}
+SNAPSHOTS = tuple(
+    TrainingRun(f"{run.name}-snapshot", run.recipe, {**run.overrides, **_BEFORE}, run.note)
+    for run in (RUNS[RECIPE], RUNS[f"{RECIPE}-no-bias"])
+)
+
+
+def divergence(test: Tensor) -> Tensor:
+    """The epoch at which each network diverged, NaN if it did not; from errors [epochs, nets]."""
+    learned = (test < HEALTHY).cumsum(0) > 0
+    failed = (test > FAILED) & learned
+    first = failed.int().argmax(0) + 1.0
+    return torch.where(failed.any(0), first, torch.nan)
+
+
+def chance(values: Tensor) -> float:
+    """How often the means of the angles, [angles, seeds], lie as far apart as they do if the
+    angles are shuffled within each seed.
+    """
+    shape = SHUFFLES, *values.shape
+    order = torch.rand(shape, generator=generator(0, "shuffled angles")).argsort(1)
+    shuffled = values.expand(shape).gather(1, order)
+    return float((_range(shuffled) >= _range(values) - 1e-9).double().mean())
+
+
+def _range(values: Tensor) -> Tensor:
+    means = values.mean(-1)
+    return means.amax(-1) - means.amin(-1)
+
+
+def alternation(net: Network, x: Tensor, T: int) -> dict[str, Any]:
+    """What becomes of the images that one network has not settled after T synchronous steps."""
+    moving = (relax(net, x, T).sample_residual > UNSETTLED).nonzero().flatten()
+    found: dict[str, Any] = {"images": len(x), "unsettled": len(moving), "in_turn": 0}
+    found |= {"alternating": [], "both_settle": 0, "answers_differ": 0, "distance": []}
+    if len(moving):
+        in_turn = relax(net, x[moving], LONG, in_turn=True)
+        found["in_turn"] = int((in_turn.sample_residual <= STILL).sum())
+        free = relax(net, x[moving], LONG, keep=2)
+        before, last = free.history
+        alternate = _apart(last, free.state) > UNSETTLED
+        settled = _apart(before, free.state) <= STILL
+        one, other = net.output(last)[alternate], net.output(free.state)[alternate]
+        found["alternating"] = moving[alternate].tolist()
+        found["both_settle"] = int((alternate & settled).sum())
+        found["answers_differ"] = int((one.argmax(-1) != other.argmax(-1)).sum())
+        found["distance"] = [round(d, 4) for d in (one - other).abs().amax(-1).tolist()]
+    return found
+
+
+def _apart(a: Neurons, b: Neurons) -> Tensor:
+    """The largest difference of any neuron, [batch]."""
+    return torch.stack([(p - q).abs().amax(-1) for p, q in zip(a, b, strict=True)]).amax(0)
+
+
+def trajectory(net: Network, x: Tensor) -> dict[str, Any]:
+    """The two outputs in which one image's sequences come to differ most, step by step."""
+    free = relax(net, x[None], LONG, keep=1)
+    apart = (net.output(free.state) - net.output(free.history[0])).abs()[0]
+    neurons = apart.topk(2).indices.tolist()
+    start = relax(net, x[None], SHOWN, keep=SHOWN)
+    outputs = torch.stack([net.output(s)[0, neurons] for s in (*start.history, start.state)])
+    return {"neurons": neurons, "outputs": [[round(v, 5) for v in o] for o in outputs.tolist()]}
+
+
+class Story(Computed):
+    name = stored = "c-vf-story"
+    title = "Why C-VF with one hidden layer fails"
+    place = "beyond the paper: why C-VF fails"
+    needs = (
+        "three runs of 45 networks, half an hour each on a GPU, and 10 min on a core; quick 2 min"
+    )
+
+    def run(self, order: Order) -> None:
+        for name in COMPARED:
+            training.train(RUNS[name], order)
+        super().run(order)
+
+    def compute(self, order: Order) -> dict[str, Any]:
+        """Short runs stopped before they diverge, and their networks looked at."""
+        networks: list[dict[str, Any]] = []
+        shown: dict[str, Any] | None = None
+        for run in SNAPSHOTS:
+            training.train(run, order)
+            folder = order.results.run_folder(run.name, order.quick)
+            if not folder.checkpoints.is_dir():
+                raise UserError(f"{folder.path}: its weights were not kept: move it away")
+            recipe, ensemble, living = restore(folder)
+            test = fitting(datasets.load(recipe.data, order.data), recipe).test
+            x, _ = test.batch(torch.arange(len(test)), ensemble.dtype)
+            for i, member in enumerate(living):
+                net = ensemble.member(i)
+                found = alternation(net, x, recipe.free_steps)
+                seed = recipe.members()[member].seed
+                networks.append({"run": run.name, "reading": _reading(run), "seed": seed, **found})
+                if found["distance"] and shown is None:
+                    image = max(zip(found["distance"], found["alternating"], strict=True))[1]
+                    shown = {"image": image, "label": int(test.labels[image]), "seed": seed}
+                    shown |= trajectory(net, x[image])
+        epochs = SNAPSHOTS[0].resolved(order.quick).epochs
+        return {"epochs": epochs, "long": LONG, "networks": networks, "trajectory": shown}
+
+    def state(self, results: Results) -> State:
+        states = {training.state(COMPARED, results), super().state(results)}
+        return next(weakest for weakest in ("missing", "quick", "full") if weakest in states)
+
+    def rows(self, results: Results) -> tuple[Row, ...]:
+        released, in_turn, no_bias = (training.best(RUNS[name], results) for name in COMPARED)
+        return (
+            _count_row("as released", released, claim="all"),
+            _count_row("in turn", in_turn, claim="none"),
+            _count_row("no biases", no_bias, claim="none"),
+            _when_row(released),
+            _effect_row("in turn", in_turn),
+            _effect_row("no biases", no_bias),
+            self._alternation_row(results),
+        )
+
+    def _alternation_row(self, results: Results) -> Row:
+        state, found = results.best(self.stored)
+        chosen = [net for net in found.get("networks", ()) if net["run"] == SNAPSHOTS[0].name]
+        alternating = sum(len(net["alternating"]) for net in chosen)
+        both = sum(net["both_settle"] for net in chosen)
+        return Row(
+            name="as released: images that alternate, of which both sequences settle",
+            paper="–",
+            ours=f"{both} of {alternating}" if found else None,
+            passed=both == alternating if state == "full" and alternating else None,
+            note=f"passes if all; s_t against s_t+2 after {LONG} steps",
+        )
+
+    def blocks(self, results: Results) -> tuple[Block, ...]:
+        outcomes = [
+            outcome
+            for run in (RUNS[RECIPE], *training.deviations(RECIPE))
+            if (outcome := training.best(run, results))
+        ]
+        blocks: list[Block] = []
+        if outcomes:
+            blocks += [_readings_table(outcomes), _epochs_chart(outcomes, results)]
+        if outcomes and outcomes[0].run.name == RECIPE:
+            blocks.append(_psi_chart(outcomes[0], results))
+        return *blocks, *super().blocks(results)
+
+    def draw(self, found: dict[str, Any]) -> tuple[Block, ...]:
+        lines = [_looked_at(net) for net in found["networks"]]
+        table = Table(
+            f"Test images in networks stopped at epoch {found['epochs']}, Ψ = 0°. Alternating: "
+            f"after {found['long']} steps still in another state at every step",
+            tuple(lines[0]),
+            tuple(tuple(line.values()) for line in lines),
+        )
+        if found["trajectory"] is None:
+            return Text("No image alternates between two states."), table
+        return table, _sequences_chart(found)
+
+
+def _looked_at(net: dict[str, Any]) -> dict[str, str]:
+    return {
+        "": net["reading"],
+        "seed": f"{net['seed']}",
+        "not settled after T": f"{net['unsettled']} of {net['images']}",
+        "alternating": f"{len(net['alternating'])}",
+        "both sequences settle": f"{net['both_settle']}",
+        "answers differ": f"{net['answers_differ']}",
+        "settle in turn": f"{net['in_turn']} of {net['unsettled']}",
+    }
+
+
+def _reading(run: TrainingRun) -> str:
+    return run.label.removesuffix("snapshot").rstrip("-") or "as released"
+
+
+def _diverged(outcome: Outcome) -> Tensor:
+    return divergence(outcome.curves("test_error"))
+
+
+def _by_angle(outcome: Outcome, values: Tensor) -> Tensor:
+    return values.reshape(-1, outcome.recipe.seeds)  # members come angle by angle
+
+
+def _count_row(name: str, outcome: Outcome | None, claim: str) -> Row:
+    failed = [result for result in PUBLISHED if result.test.mean > FAILED]
+    published, total = (sum(result.test.n for result in each) for each in (failed, PUBLISHED))
+    row = f"{name}: networks that diverge"
+    paper = f"{published} of {total}, from Ψ = {failed[0].angle:g}° on"
+    note = f"passes if {claim} do"
+    if outcome is None:
+        return Row(row, paper, None, None, note)
+    gone = ~_diverged(outcome).isnan()
+    members = outcome.recipe.members()
+    left = [
+        f"Ψ = {m.angle:g}° seed {m.seed}" for m, it in zip(members, gone, strict=True) if not it
+    ]
+    if claim == "all" and 0 < len(left) < 4:
+        note += f"; not {', '.join(left)}"
+    passed = bool(gone.all() if claim == "all" else not gone.any())
+    ours = f"{int(gone.sum())} of {len(gone)}"
+    return Row(row, paper, ours, None if outcome.quick else passed, note)
+
+
+def _chance_row(name: str, paper: str, ours: str, values: Tensor, quick: bool) -> Row:
+    """Whether the angles lie no further apart than shuffled ones do."""
+    share = chance(values)
+    note = f"as much in {100 * share:.0f} % of {SHUFFLES} shuffles within seeds; passes above 5 %"
+    return Row(name, paper, ours, None if quick else share > RARE, note)
+
+
+def _when_row(outcome: Outcome | None) -> Row:
+    name = "as released: mean epoch of divergence, earliest to latest Ψ"
+    if outcome is None:
+        return Row(name, "–", None, None)
+    after = outcome.recipe.epochs + 1.0  # what has not diverged would do so later
+    values = _by_angle(outcome, _diverged(outcome).nan_to_num(after))
+    means = values.mean(1)
+    ours = f"{means.min():.0f} to {means.max():.0f}"
+    return _chance_row(name, "–", ours, values, outcome.quick)
+
+
+def _effect_row(name: str, outcome: Outcome | None) -> Row:
+    row = f"{name}: test error (%), best to worst Ψ"
+    means = [result.test.mean for result in PUBLISHED]
+    paper = f"{min(means):.2f} to {max(means):.2f}"
+    if outcome is None:
+        return Row(row, paper, None, None)
+    values = _by_angle(outcome, outcome.curves("test_error")[-1])
+    ours, seeds = values.mean(1), values.var(1).mean().sqrt()
+    text = f"{ours.min():.2f} to {ours.max():.2f}, seeds ± {seeds:.2f}"
+    return _chance_row(row, paper, text, values, outcome.quick)
+
+
+def _label(outcome: Outcome) -> str:
+    return (outcome.run.label or "as released") + (", quick" if outcome.quick else "")
+
+
+def _readings_table(outcomes: Sequence[Outcome]) -> Table:
+    def cells(outcome: Outcome) -> tuple[str, ...]:
+        test, epochs = outcome.curves("test_error"), _diverged(outcome)
+        known = epochs[~epochs.isnan()]
+        means = _by_angle(outcome, test[-1]).mean(1)
+        return (
+            _label(outcome),
+            f"{len(known)} of {test.shape[1]}",
+            f"{known.min():.0f} to {known.max():.0f}" if len(known) else "–",
+            f"{int((test[-1] > FAILED).sum())}",
+            f"{means.min():.2f} to {means.max():.2f}",
+        )
+
+    return Table(
+        f"Readings of the recipe, nine angles Ψ and five seeds each. Diverged: test error above "
+        f"{FAILED:g} % after having been below {HEALTHY:g} %",
+        ("", "diverged", "at epoch", f"above {FAILED:g} % at the end", "test error (%) over Ψ"),
+        tuple(cells(outcome) for outcome in outcomes),
+    )
+
+
+def _epochs_chart(outcomes: Sequence[Outcome], results: Results) -> Chart:
+    metrics = [results.run_folder(o.run.name, o.quick).metrics() for o in outcomes]
+    panels = [
+        Panel(
+            title,
+            "epoch",
+            unit,
+            tuple(
+                _quantiles(_label(outcome), factor * figures.series(records, key, part), color)
+                for color, (outcome, records) in enumerate(zip(outcomes, metrics, strict=True))
+            ),
+            y_log=True,
+        )
+        for title, unit, key, part, factor in (
+            ("test images that do not settle", "%", "unsettled", None, 100.0),
+            ("largest residual", "after T steps", "residual", None, 1.0),
+            ("weights hidden → output", "norm", "weight_norm", "synapses.1.weight", 1.0),
+            ("test error", "%", "test_error", None, 1.0),
+        )
+    ]
+    caption = "C-VF-1h over the epochs, by reading: median of the networks, and 10 to 90 % of them"
+    return Chart("c-vf-story-epochs", caption, tuple(panels))
+
+
+def _quantiles(label: str, values: Tensor, color: int) -> Line:
+    """From [epochs, networks]; a network that became non-finite is left out."""
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
+    low, median, high = (tuple(q.tolist()) for q in values.nanquantile(levels, dim=1))
+    x = tuple(float(epoch + 1) for epoch in range(len(values)))
+    return Line(label, x, median, color=color, low=low, high=high)
+
+
+def _psi_chart(outcome: Outcome, results: Results) -> Chart:
+    epochs, members = _diverged(outcome).tolist(), outcome.recipe.members()
+    when = tuple(
+        Line(
+            f"seed {seed}",
+            tuple(m.angle for m in members if m.seed == seed),
+            tuple(e for m, e in zip(members, epochs, strict=True) if m.seed == seed),
+            "points",
+            seed,
+        )
+        for seed in sorted({member.seed for member in members})
+    )
+    paper = points("paper", [(result.angle or 0.0, result.test) for result in PUBLISHED])
+    lines = paper, *readings(compare(PUBLISHED, results))
+    axis = "initial Ψ(θ_f, θ_b) (°)"
+    return Chart(
+        "c-vf-story-psi",
+        "C-VF-1h: Ψ does not tell when a network diverges, and in the readings that live does "
+        "nothing to the test error",
+        (
+            Panel("as released: divergence", axis, "epoch", when),
+            Panel("test error after the last epoch", axis, "%", lines, y_log=True),
+        ),
+    )
+
+
+def _sequences_chart(found: dict[str, Any]) -> Chart:
+    shown, outputs = found["trajectory"], torch.tensor(found["trajectory"]["outputs"])
+
+    def sequence(first: int, column: int) -> Line:
+        label = f"{('even', 'odd')[first]} steps, output {shown['neurons'][column]}"
+        x = tuple(float(t) for t in range(first, len(outputs), 2))
+        style: Any = ("solid", "dashed")[column]
+        return Line(label, x, tuple(outputs[first::2, column].tolist()), style, first)
+
+    lines = tuple(sequence(first, column) for column in (0, 1) for first in (0, 1))
+    return Chart(
+        "c-vf-story-sequences",
+        f"Two sequences: a test image (number {shown['image']}, a {shown['label']}) in a network "
+        f"as released, stopped at epoch {found['epochs']}; and how far apart the two states of "
+        "every alternating image are",
+        (
+            Panel("one image", "step t of the free phase", "output", lines),
+            Panel(
+                "all that alternate",
+                "image, by distance",
+                "largest difference of an output",
+                tuple(_distances(found["networks"])),
+                y_range=(0.0, 1.0),
+            ),
+        ),
+    )
+
+
+def _distances(networks: Sequence[dict[str, Any]]) -> Iterable[Line]:
+    for color, net in enumerate(networks):
+        y = tuple(sorted(net["distance"], reverse=True))
+        x = tuple(float(i + 1) for i in range(len(y)))
+        yield Line(f"{net['reading']}, seed {net['seed']}", x, y, "points", color)
+
+
+ITEMS = (Story(),)
