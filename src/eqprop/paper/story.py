@@ -242,10 +242,12 @@ def _count_row(name: str, outcome: Outcome | None, claim: str) -> Row:
     return Row(row, paper, ours, None if outcome.quick else passed, note)
 
 
-def _chance_row(name: str, paper: str, ours: str, values: Tensor, quick: bool) -> Row:
-    """Whether the angles lie no further apart than shuffled ones do."""
+def _chance_row(
+    name: str, paper: str, ours: str, values: Tensor, quick: bool, notes: str = ""
+) -> Row:
+    """Whether the angles, [angles, seeds], lie no further apart than shuffled ones do."""
     share = chance(values)
-    note = f"as much in {100 * share:.0f} % of {SHUFFLES} shuffles within seeds; passes above 5 %"
+    note = f"{notes}as much in {100 * share:.0f} % of {SHUFFLES} shuffles; passes above 5 %"
     return Row(name, paper, ours, None if quick else share > RARE, note)
 
 
@@ -255,9 +257,7 @@ def _when_row(outcome: Outcome | None) -> Row:
         return Row(name, "–", None, None)
     after = outcome.recipe.epochs + 1.0  # what has not diverged would do so later
     values = _by_angle(outcome, _diverged(outcome).nan_to_num(after))
-    means = values.mean(1)
-    ours = f"{means.min():.0f} to {means.max():.0f}"
-    return _chance_row(name, "–", ours, values, outcome.quick)
+    return _chance_row(name, "–", _from_to(values, 0), values, outcome.quick)
 
 
 def _effect_row(name: str, outcome: Outcome | None) -> Row:
@@ -266,10 +266,17 @@ def _effect_row(name: str, outcome: Outcome | None) -> Row:
     paper = f"{min(means):.2f} to {max(means):.2f}"
     if outcome is None:
         return Row(row, paper, None, None)
-    values = _by_angle(outcome, outcome.curves("test_error")[-1])
-    ours, seeds = values.mean(1), values.var(1).mean().sqrt()
-    text = f"{ours.min():.2f} to {ours.max():.2f}, seeds ± {seeds:.2f}"
-    return _chance_row(row, paper, text, values, outcome.quick)
+    test = outcome.curves("test_error")
+    values, last_ten = (_by_angle(outcome, each) for each in (test[-1], test[-10:].mean(0)))
+    ours = f"{_from_to(values)}, seeds ± {values.var(1).mean().sqrt():.2f}"
+    notes = f"last ten epochs {_from_to(last_ten)}; "
+    return _chance_row(row, paper, ours, values, outcome.quick, notes)
+
+
+def _from_to(values: Tensor, digits: int = 2) -> str:
+    """The lowest and the highest mean of an angle."""
+    means = values.mean(1)
+    return f"{means.min():.{digits}f} to {means.max():.{digits}f}"
 
 
 def _label(outcome: Outcome) -> str:
@@ -280,13 +287,12 @@ def _readings_table(outcomes: Sequence[Outcome]) -> Table:
     def cells(outcome: Outcome) -> tuple[str, ...]:
         test, epochs = outcome.curves("test_error"), _diverged(outcome)
         known = epochs[~epochs.isnan()]
-        means = _by_angle(outcome, test[-1]).mean(1)
         return (
             _label(outcome),
             f"{len(known)} of {test.shape[1]}",
             f"{known.min():.0f} to {known.max():.0f}" if len(known) else "–",
             f"{int((test[-1] > FAILED).sum())}",
-            f"{means.min():.2f} to {means.max():.2f}",
+            _from_to(_by_angle(outcome, test[-1])),
         )
 
     return Table(
