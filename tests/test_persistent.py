@@ -137,7 +137,8 @@ def test_a_member_that_fails_leaves_the_parameters_as_they_were():
         torch.testing.assert_close(p, q, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_same_numbers_every_time():
+@pytest.mark.parametrize("cluster", [2, 8])
+def test_the_same_numbers_every_time(cluster):
     index = torch.randint(200, (50, 3, 20), generator=torch.Generator().manual_seed(3))
     source = torch.Generator().manual_seed(1)
     split = Split(
@@ -147,7 +148,7 @@ def test_the_same_numbers_every_time():
     )
     ends = []
     for _ in range(2):
-        _, fast = build_pair("C-VF", (30, 100, 5), 3, 4, dtype=torch.float32)
+        _, fast = build_pair("C-VF", (30, 512, 5), 3, cluster, dtype=torch.float32)
         fast.run(split, index.cuda(), torch.ones(50, 3))
         ends.append([p.clone() for p in fast.model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))

@@ -133,11 +133,13 @@ class PersistentEngine(Engine):
             raise CannotBuild(f"a batch of more than {MOST_ROWS}")
         H, outputs = net.layer_sizes
         slice_ = math.ceil(H / cluster / 32)  # in warps of one column a lane
-        columns = 2 if slice_ % 2 == 0 else 1
-        groups = math.ceil(slice_ / columns)
+        columns = 4 if slice_ % 4 == 0 else 2 if slice_ % 2 == 0 else 1
+        groups = slice_ // columns
         rows = next((r for r in (2, 4, 8) if groups * math.ceil(batch / r) <= MOST_WARPS), None)
         if rows is None:
             raise CannotBuild(f"{H} hidden neurons in a cluster of {cluster}")
+        threads, sums = 32 * groups * math.ceil(batch / rows), math.ceil(batch / 5) * outputs
+        split = next((n for n in (32, 16, 8) if n * sums <= threads), 4)
         constants = {
             "NX": net.input.size,
             "H": H,
@@ -146,6 +148,7 @@ class PersistentEngine(Engine):
             "CLUSTER": cluster,
             "ROWS": rows,
             "COLUMNS": columns,
+            "SPLIT": split,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),

@@ -13,7 +13,8 @@
            C-VF, VF         total(t+1) = total(t) + c h_tᵀ (o_{t+1} − o_t), and backward alike
    and inside = 1 for the continual rules, η_tiny/η if rescaled, 0 for EP and VF.
 
-   Sizes are compiled in: NX, H, O, B; CLUSTER; ROWS × COLUMNS of the state a thread holds. */
+   Sizes are compiled in: NX, H, O, B; CLUSTER; ROWS × COLUMNS of the hidden state a thread
+   computes; SPLIT threads that share a sum over the slice. */
 
 #define SIGMOID 0
 #define TANH 1
@@ -36,18 +37,23 @@ typedef unsigned int bits;
 
 #define BP ((B + 3) / 4 * 4) /* rows of the minibatch in fours */
 #define OP ((O + 3) / 4 * 4)
-#define GROUP (32 * COLUMNS) /* columns of a warp */
-#define GROUPS ((H + CLUSTER * GROUP - 1) / (CLUSTER * GROUP))
-#define SLICE (GROUPS * GROUP)
+#define GROUPS ((H + CLUSTER * 32 * COLUMNS - 1) / (CLUSTER * 32 * COLUMNS)) /* warps side by side */
+#define SLICE (GROUPS * 32 * COLUMNS)
 #define ROW_GROUPS ((B + ROWS - 1) / ROWS)
 #define WARPS (GROUPS * ROW_GROUPS)
 #define THREADS (32 * WARPS)
-#define SOURCES (CLUSTER * GROUPS) /* partial sums of an output */
-#define TOGETHER (ROWS < 2 ? ROWS : 2) /* rows whose outputs are summed over the warp at once */
-#define VALUES (TOGETHER * O)
-#define LEFT ((VALUES + 31) / 32)  /* of a lane, after the sum over the warp */
 
-#define PAIRS (SLICE / 2) /* of columns, in the products with the input weights */
+/* Outputs: SPLIT threads share the sums of one output neuron over SET rows of the minibatch. */
+#define SET 5
+#define SETS ((B + SET - 1) / SET * O)
+#define AT_ONCE (THREADS / SPLIT)
+#define PASSES ((SETS + AT_ONCE - 1) / AT_ONCE)
+#define DEPTH (SLICE / SPLIT)
+#define CHUNK (DEPTH % 4 == 0 ? 4 : DEPTH % 2 == 0 ? 2 : 1)
+#define BH ((B + SET - 1) / SET * SET > BP ? (B + SET - 1) / SET * SET : BP) /* rows of h */
+
+/* The products with the input weights: a pair of columns and a part of the pixels a thread. */
+#define PAIRS (SLICE / 2)
 #ifdef DOUBLE
 #define MOST_PARTS 6 /* their sums must fit */
 #else
@@ -56,9 +62,10 @@ typedef unsigned int bits;
 #define PARTS (THREADS / PAIRS > MOST_PARTS ? MOST_PARTS : THREADS / PAIRS < 1 ? 1 : THREADS / PAIRS)
 #define HALF ((PARTS + 1) / 2)
 
-#define SHARES (THREADS / SLICE < 1 ? 1 : (THREADS / SLICE > O ? O : THREADS / SLICE))
-#define SHARE ((O + SHARES - 1) / SHARES) /* outputs of a thread that moves weights */
-#define TURNS ((SLICE + THREADS - 1) / THREADS)
+/* The movement of the hidden weights: WIDTH columns and four outputs a thread. */
+#define WIDTH (SLICE >= 256 ? 2 : 1)
+#define MOVERS (SLICE / WIDTH * (OP / 4))
+#define TURNS ((MOVERS + THREADS - 1) / THREADS)
 
 struct Problem {
     real *wx, *bx, *wf, *wb, *bo; /* [E, NX, H] [E, H] [E, H, O] [E, O, H] [E, O]; bx, wb, bo or NULL */
@@ -76,7 +83,10 @@ struct Problem {
     int minibatches, free_steps, nudged_steps, shared_x, shared_y;
 };
 
-struct __align__(16) Quad { real v[4]; };
+#define ALIGNED(n) __align__((n) * sizeof(real) > 16 ? 16 : (n) * sizeof(real))
+struct ALIGNED(4) Quad { real v[4]; };
+struct ALIGNED(COLUMNS) Columns { real v[COLUMNS]; };
+struct ALIGNED(CHUNK) Chunk { real v[CHUNK]; };
 
 /* ---- clusters ---- */
 
@@ -141,12 +151,12 @@ __device__ __forceinline__ real activate(real v) {
 #endif
 }
 
-/* The sum over a warp of each of n values; lane l is left with values first … first + count. */
+/* The sums over SPLIT neighbouring lanes of SET values; a lane is left with `count` of them. */
 struct Kept { int first, count; };
 __device__ __forceinline__ Kept kept_by(u32 lane) {
-    Kept k = {0, VALUES};
+    Kept k = {0, SET};
 #pragma unroll
-    for (int mask = 16, n = VALUES; mask; mask >>= 1) {
+    for (int mask = SPLIT / 2, n = SET; mask; mask >>= 1) {
         int half = (n + 1) / 2;
         if (lane & mask) { k.first += half; k.count = k.count > half ? k.count - half : 0; }
         else if (k.count > half) k.count = half;
@@ -154,14 +164,14 @@ __device__ __forceinline__ Kept kept_by(u32 lane) {
     }
     return k;
 }
-__device__ __forceinline__ void sum_over_warp(real *v, u32 lane) {
-    int n = VALUES;
+__device__ __forceinline__ void sum_over_lanes(real *v, u32 lane) {
+    int n = SET;
 #pragma unroll
-    for (int mask = 16; mask; mask >>= 1) {
+    for (int mask = SPLIT / 2; mask; mask >>= 1) {
         int half = (n + 1) / 2;
         bool upper = lane & mask;
 #pragma unroll
-        for (int i = 0; i < (VALUES + 1) / 2; i++)
+        for (int i = 0; i < (SET + 1) / 2; i++)
             if (i < half) {
                 real low = v[i], high = half + i < n ? v[half + i] : (real)0;
                 real given = upper ? low : high;
@@ -177,24 +187,20 @@ struct Shared {
     __align__(16) real x[NX][BP];         /* transposed */
     union {
         real sums[HALF][BP][SLICE];       /* of the drive, by parts of the pixels */
-        struct { real h[2][BP][SLICE], first_h[BP][SLICE]; }; /* h_t and h_{t+1}; h_0 */
+        struct { real h[2][BH][SLICE], first_h[BH][SLICE]; }; /* h_t and h_{t+1}; h_0 */
     };
-    real drive[BP][SLICE];
-    real wf[O][SLICE], wb[O][SLICE];
-    real wf0[O][SLICE];                   /* before the phase */
-#if VECTOR_FIELD
-    real wb0[O][SLICE];
-#else
-    real start[O][SLICE];                 /* h_0ᵀ o_0 */
-#endif
+    real drive[BP][SLICE];                /* in the nudged phase, with −(c G + c_b) h_0 in it */
+    real wf[OP][SLICE], wb[OP][SLICE];
+    real wf0[OP][SLICE];                  /* before the phase */
+    real other[OP][SLICE];                /* C-VF: wb before the phase; C-EP: h_0ᵀ o_0 */
     __align__(16) unsigned char raw[BP][(NX + 15) / 16 * 16]; /* the next minibatch */
-    unsigned char label[BP];
-    real bx[SLICE], bo[OP];
-    real partial[2][SOURCES][ROW_GROUPS * ROWS * O];
-    __align__(16) real o[2][BP][OP];
-    real first_o[BP][OP], y[BP][OP];
+    __align__(16) unsigned char label[(BP + 15) / 16 * 16];
+    __align__(16) real o[2][BH][OP], changed[BH][OP]; /* o_t and o_{t+1}; their difference */
+    __align__(16) real spread[BP][BP];    /* inside · (c G + c_b) */
+    real partial[2][CLUSTER][BH * O];
+    real y[BP][OP];
+    real bx[SLICE], bo[OP], bias[OP];     /* bias: bo as it is at this step */
     real sum_o[OP];                       /* over the minibatch, at the steady state */
-    real gram[BP][BP];
     real pixel[256];
     bits residual[BP];
     u32 lit[(NX + 31) / 32 + 1];
@@ -202,8 +208,6 @@ struct Shared {
     int actives;
     double wrong[BP], loss[BP];
 };
-
-#define EACH_STATE for (int r = 0; r < ROWS; r++) for (int c = 0; c < COLUMNS; c++)
 
 #if NX % 16 == 0
 #define WORD 16
@@ -283,8 +287,8 @@ __device__ __forceinline__ void read_minibatch(const Problem &p, Shared &m, int 
     __syncthreads();
 }
 
-/* G = X Xᵀ in blocks of 4 × 4, each the work of a warp. */
-__device__ __forceinline__ void gram(Shared &m) {
+/* c_w G + c_b with G = X Xᵀ, in blocks of 4 × 4, each the work of a warp. */
+__device__ __forceinline__ void spread(Shared &m, real c_w, real c_b) {
     int lane = threadIdx.x % 32;
     const int blocks = BP / 4 * (BP / 4);
     for (int k = threadIdx.x / 32; k < blocks; k += WARPS) {
@@ -304,7 +308,7 @@ __device__ __forceinline__ void gram(Shared &m) {
             for (int c = 0; c < 4; c++) {
 #pragma unroll
                 for (int mask = 16; mask; mask >>= 1) sum[r][c] += __shfl_xor_sync(~0u, sum[r][c], mask);
-                if (lane == 0) m.gram[rows + r][cols + c] = m.gram[cols + c][rows + r] = sum[r][c];
+                if (lane == 0) m.spread[rows + r][cols + c] = m.spread[cols + c][rows + r] = c_w * sum[r][c] + c_b;
             }
     }
 }
@@ -426,22 +430,215 @@ __device__ __forceinline__ void move_input_weights(real *wx, Shared &m, int held
     }
 }
 
+/* What a thread does in a step: ROWS × COLUMNS of the hidden states, and a share of the outputs. */
+struct Part {
+    Shared &m;
+    const int rank, lane, row, column, first_column;
+    const Kept kept;
+    real drive[ROWS][COLUMNS], wb[COLUMNS][O], wf[PASSES][DEPTH];
+
+    __device__ __forceinline__ Part(Shared &m, int rank)
+        : m(m), rank(rank), lane(threadIdx.x % SPLIT), row(threadIdx.x / 32 / GROUPS * ROWS),
+          column((threadIdx.x / 32 % GROUPS * 32 + threadIdx.x % 32) * COLUMNS),
+          first_column(rank * SLICE), kept(kept_by(threadIdx.x % SPLIT)) {}
+
+    __device__ __forceinline__ int set(int pass) const { return threadIdx.x / SPLIT + pass * AT_ONCE; }
+    __device__ __forceinline__ int safe_row(int r) const { return row + r < BP ? row + r : 0; }
+
+    __device__ __forceinline__ void read_weights() {
+#pragma unroll
+        for (int o = 0; o < O; o++) {
+#if TIED
+            Columns w = *(const Columns *)&m.wf[o][column];
+#else
+            Columns w = *(const Columns *)&m.wb[o][column];
+#endif
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) wb[c][o] = w.v[c];
+        }
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll
+            for (int q = 0; q < DEPTH; q += CHUNK) {
+                Chunk w = *(const Chunk *)&m.wf[set(pass) % O][q * SPLIT + lane * CHUNK];
+#pragma unroll
+                for (int i = 0; i < CHUNK; i++) wf[pass][q + i] = w.v[i];
+            }
+    }
+
+    /* Partial sums of the outputs, from h, to every multiprocessor of the cluster. */
+    __device__ __forceinline__ void send_partial_sums(int held, int exchange) {
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            int first = set(pass) < SETS ? set(pass) / O * SET : 0, o = set(pass) % O;
+            real v[SET] = {};
+#pragma unroll
+            for (int q = 0; q < DEPTH; q += CHUNK)
+#pragma unroll
+                for (int r = 0; r < SET; r++) {
+                    Chunk h = *(const Chunk *)&m.h[held][first + r][q * SPLIT + lane * CHUNK];
+#pragma unroll
+                    for (int i = 0; i < CHUNK; i++) v[r] += h.v[i] * wf[pass][q + i];
+                }
+            sum_over_lanes(v, lane);
+            if (set(pass) < SETS)
+#pragma unroll
+                for (int i = 0; i < (SET + SPLIT - 1) / SPLIT; i++)
+                    if (i < kept.count) {
+                        real *place = &m.partial[exchange][rank][(first + kept.first + i) * O + o];
+#pragma unroll
+                        for (int k = 0; k < CLUSTER; k++) send(place, k, v[i]);
+                    }
+        }
+        arrive();
+    }
+
+    /* h_{t+1} = σ(drive + o_t W_b); `watched`: its largest change is the residual */
+    __device__ __forceinline__ void next_hidden(int now, int held, bool watched) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            real o_r[OP];
+#pragma unroll
+            for (int o = 0; o < OP; o += 4) {
+                Quad q = *(const Quad *)&m.o[now][safe_row(r)][o];
+#pragma unroll
+                for (int k = 0; k < 4; k++) o_r[o + k] = q.v[k];
+            }
+            Columns h;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                real v = drive[r][c];
+#pragma unroll
+                for (int o = 0; o < O; o++) v += o_r[o] * wb[c][o];
+                h.v[c] = activate(v);
+            }
+            if (row + r >= B) continue;
+            if (watched)
+                for (int c = 0; c < COLUMNS && first_column + column + c < H; c++)
+                    atomicMax(&m.residual[row + r], BITS(fabs(h.v[c] - m.h[held][row + r][column + c])));
+            *(Columns *)&m.h[held ^ 1][row + r][column] = h;
+        }
+    }
+
+    /* drive(t) = drive + spread · h_t, where the drive stored has −spread · h_0 in it */
+    __device__ __forceinline__ void correct_drive(int held, real sign, bool stored) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                if (stored) drive[r][c] = m.drive[safe_row(r)][column + c];
+#pragma unroll 4
+        for (int b = 0; b < B; b++) {
+            Columns h = *(const Columns *)&m.h[held][b][column];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                real s = sign * m.spread[b][safe_row(r)];
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++) drive[r][c] += s * h.v[c];
+            }
+        }
+    }
+
+    __device__ __forceinline__ real partial_sum(int exchange, int k) const {
+        real v = 0;
+#pragma unroll
+        for (int source = 0; source < CLUSTER; source++) v += m.partial[exchange][source][k];
+        return v;
+    }
+};
+
+/* The totals that the weights of WIDTH columns and four outputs have moved by, c left out. */
+struct Mover {
+    Shared &m;
+    real f[TURNS][WIDTH][4], b[TURNS][WIDTH][4];
+
+    __device__ __forceinline__ Mover(Shared &m) : m(m), f{}, b{} {}
+    __device__ __forceinline__ int at(int turn) const { return threadIdx.x + turn * THREADS; }
+    __device__ __forceinline__ int column(int turn) const { return at(turn) % (SLICE / WIDTH) * WIDTH; }
+    __device__ __forceinline__ int output(int turn) const { return at(turn) / (SLICE / WIDTH) * 4; }
+
+#define EACH_TURN _Pragma("unroll") for (int turn = 0; turn < TURNS; turn++) if (at(turn) < MOVERS)
+#define EACH_WEIGHT                                      \
+    _Pragma("unroll") for (int w = 0; w < WIDTH; w++)    \
+        _Pragma("unroll") for (int k = 0; k < 4; k++)
+
+    /* f = h_heldᵀ o_now */
+    __device__ __forceinline__ void correlate(int held, int now) {
+        EACH_TURN {
+            EACH_WEIGHT f[turn][w][k] = 0;
+#pragma unroll 4
+            for (int i = 0; i < B; i++) {
+                Quad o = *(const Quad *)&m.o[now][i][output(turn)];
+#pragma unroll
+                for (int w = 0; w < WIDTH; w++) {
+                    real h = m.h[held][i][column(turn) + w];
+#pragma unroll
+                    for (int k = 0; k < 4; k++) f[turn][w][k] += h * o.v[k];
+                }
+            }
+        }
+    }
+    /* f += h_tᵀ (o_{t+1} − o_t), b += o_tᵀ (h_{t+1} − h_t) */
+    __device__ __forceinline__ void follow(int held, int now) {
+        EACH_TURN {
+#pragma unroll 4
+            for (int i = 0; i < B; i++) {
+                Quad o = *(const Quad *)&m.o[now][i][output(turn)];
+                Quad d = *(const Quad *)&m.changed[i][output(turn)];
+#pragma unroll
+                for (int w = 0; w < WIDTH; w++) {
+                    real h = m.h[held][i][column(turn) + w];
+                    real moved = m.h[held ^ 1][i][column(turn) + w] - h;
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        f[turn][w][k] += h * d.v[k];
+                        b[turn][w][k] += moved * o.v[k];
+                    }
+                }
+            }
+        }
+    }
+    /* before the phase */
+    __device__ __forceinline__ void begin(int held, int now) {
+#if !VECTOR_FIELD
+        correlate(held, now);
+#endif
+        EACH_TURN EACH_WEIGHT {
+            int o = output(turn) + k, j = column(turn) + w;
+            m.wf0[o][j] = m.wf[o][j];
+#if VECTOR_FIELD
+            m.other[o][j] = m.wb[o][j];
+#else
+            m.other[o][j] = f[turn][w][k];
+#endif
+        }
+    }
+    /* W = W(0) + inside · c · total, where there are neurons */
+    __device__ __forceinline__ void write(real c_f, real c_b, real inside, int columns) {
+        EACH_TURN EACH_WEIGHT {
+            int o = output(turn) + k, j = column(turn) + w;
+            if (o < O && j < columns) {
+#if VECTOR_FIELD
+                real forward = c_f * f[turn][w][k], backward = c_b * b[turn][w][k];
+                m.wb[o][j] = m.other[o][j] + inside * backward;
+                m.wf[o][j] = m.wf0[o][j] + inside * (forward + (TIED ? backward : (real)0));
+#else
+                m.wf[o][j] = m.wf0[o][j] + inside * c_f * (f[turn][w][k] - m.other[o][j]);
+#endif
+            }
+        }
+    }
+};
+
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     run(const Problem p) {
     extern __shared__ __align__(16) char memory[];
     Shared &m = *(Shared *)memory;
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const int rank = rank_in_cluster();
-    const int cluster = blockIdx.x / CLUSTER;
+    const int t = threadIdx.x, rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
     const int e = cluster % p.members;
     const int first_sample = cluster / p.members * B; /* other than 0 only where nothing is learned */
-    const int first_column = rank * SLICE;
-    const int group = warp % GROUPS;
-    const int row = warp / GROUPS * ROWS, column = group * GROUP + lane * COLUMNS;
-    const Kept kept = kept_by(lane);
+    const int first_column = rank * SLICE, columns = H - first_column;
     const real inside = (real)p.inside;
-    const real rate_wx = p.rate_wx[e], rate_bx = p.rate_bx[e];
-    const real rate_wf = p.rate_wf[e], rate_wb = p.rate_wb[e], rate_bo = p.rate_bo[e];
     real *const wx = p.wx + (i64)e * NX * H;
 
     for (int k = t; k < (int)(sizeof(Shared) / sizeof(real)); k += THREADS) ((real *)&m)[k] = 0;
@@ -450,128 +647,69 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         for (int k = t; k < 256; k += THREADS) m.pixel[k] = p.pixel[k];
     for (int k = t; k < O * SLICE; k += THREADS) {
         int o = k / SLICE, j = k % SLICE, at = first_column + j;
-        bool there = at < H;
-        m.wf[o][j] = there ? p.wf[((i64)e * H + at) * O + o] : (real)0;
+        if (j >= columns) continue;
+        m.wf[o][j] = p.wf[((i64)e * H + at) * O + o];
 #if !TIED
-        m.wb[o][j] = there ? p.wb[((i64)e * O + o) * H + at] : (real)0;
+        m.wb[o][j] = p.wb[((i64)e * O + o) * H + at];
 #endif
     }
-    for (int k = t; k < SLICE; k += THREADS)
-        m.bx[k] = p.bx && first_column + k < H ? p.bx[(i64)e * H + first_column + k] : (real)0;
+    for (int j = t; j < SLICE && j < columns; j += THREADS)
+        m.bx[j] = p.bx ? p.bx[(i64)e * H + first_column + j] : (real)0;
     if (t < O) m.bo[t] = p.bo ? p.bo[(i64)e * O + t] : (real)0;
     __syncthreads();
     arrive(); /* nobody writes to a neighbour that has not cleared its memory */
     await();
     if (p.images) fetch_bytes(p, m, e, 0);
 
-    real wf[COLUMNS][O];
-#if TIED
-#define WB wf
-#define MB wf
-#else
-    real wb[COLUMNS][O];
-#define WB wb
-#define MB wb
-#endif
-    real h[ROWS][COLUMNS], drive[ROWS][COLUMNS];
-    /* what this thread moves: column `moving` of the slice, outputs share … share + SHARE */
-    const int moving = t % SLICE, share = t / SLICE * SHARE;
-    const bool mover = t / SLICE < SHARES;
+    Part part(m, rank);
     int exchange = 0;
-
-#define READ_WEIGHTS()                                                          \
-    for (int c = 0; c < COLUMNS; c++)                                           \
-        for (int o = 0; o < O; o++) {                                           \
-            wf[c][o] = m.wf[o][column + c];                                     \
-            WB[c][o] = m.MB[o][column + c];                                     \
-        }
-
-/* Partial sums of the outputs, from h, to every multiprocessor of the cluster. */
-#define SEND_PARTIAL_SUMS()                                                     \
-    {                                                                           \
-        _Pragma("unroll") for (int two = 0; two < ROWS; two += TOGETHER) {      \
-            real v[VALUES];                                                     \
-            for (int r = 0; r < TOGETHER; r++)                                  \
-                for (int o = 0; o < O; o++) {                                   \
-                    real sum = 0;                                               \
-                    for (int c = 0; c < COLUMNS; c++) sum += h[two + r][c] * wf[c][o]; \
-                    v[r * O + o] = sum;                                         \
-                }                                                               \
-            sum_over_warp(v, lane);                                             \
-            real *place = &m.partial[exchange][rank * GROUPS + group][(row + two) * O + kept.first]; \
-            for (int i = 0; i < LEFT; i++)                                      \
-                if (i < kept.count)                                             \
-                    for (int k = 0; k < CLUSTER; k++) send(place + i, k, v[i]); \
-        }                                                                       \
-        arrive();                                                               \
-    }
-
-/* h = σ(drive + o W_b); `watched`: the largest change is the residual */
-#define NEXT_HIDDEN(now, watched)                                               \
-    for (int r = 0; r < ROWS; r++) {                                            \
-        real o_r[OP];                                                           \
-        for (int o = 0; o < OP; o += 4) {                                       \
-            Quad q = *(const Quad *)&m.o[now][row + r < BP ? row + r : 0][o];   \
-            for (int k = 0; k < 4; k++) o_r[o + k] = q.v[k];                    \
-        }                                                                       \
-        for (int c = 0; c < COLUMNS; c++) {                                     \
-            real v = drive[r][c];                                               \
-            for (int o = 0; o < O; o++) v += o_r[o] * WB[c][o];                 \
-            v = activate(v);                                                    \
-            if (watched && row + r < B && first_column + column + c < H)        \
-                HOLD(row + r, v - h[r][c]);                                     \
-            h[r][c] = v;                                                        \
-        }                                                                       \
-    }
-
-#define PARTIAL_SUM(b, o)                                                    \
-    for (int source = 0; source < SOURCES; source++) v += m.partial[exchange][source][b * O + o];
-
-#define HOLD(b, change) atomicMax(&m.residual[b], BITS(fabs(change)))
-
     for (int at = 0; at < p.minibatches; at++) {
         read_minibatch(p, m, e, first_sample);
         if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
+        const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
+        const real c_wf = p.rate_wf[e] / beta, c_bo = p.rate_bo[e] / beta;
+        const real c_wx = p.rate_wx[e] / beta, c_bx = p.rate_bx[e] / beta;
+        const real c_wb = p.rate_wb[e] / beta;
 #if CONTINUAL
-        if (p.nudged_steps) gram(m);
+        if (p.nudged_steps) spread(m, inside * c_wx, inside * c_bx);
 #endif
         input_drive(wx, m, first_column);
-        const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
-        const real c_wf = rate_wf / beta, c_wb = rate_wb / beta, c_bo = rate_bo / beta;
-        const real c_wx = rate_wx / beta, c_bx = rate_bx / beta;
 #pragma unroll
-        EACH_STATE {
-            drive[r][c] = m.sums[0][row + r < BP ? row + r : 0][column + c] + m.bx[column + c];
-            h[r][c] = 0;
-        }
-        READ_WEIGHTS()
-        for (int k = t; k < 2 * BP * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                part.drive[r][c] = m.sums[0][part.safe_row(r)][part.column + c] + m.bx[part.column + c];
+        part.read_weights();
+        __syncthreads(); /* h lies where the sums were */
+        for (int k = t; k < 2 * BH * SLICE; k += THREADS) (&m.h[0][0][0])[k] = 0;
+        for (int k = t; k < 2 * BH * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
+        if (t < O) m.bias[t] = m.bo[t];
         __syncthreads();
 
         /* ---- the free phase ---- */
-        int now = 0;
+        int now = 0, held = 0; /* m.o[now] is o_t, m.h[held] is h_t */
         for (int step = 0; step < p.free_steps; step++) {
 #if IN_TURN
-            const bool last_of_kind = step >= p.free_steps - 2;
+            const bool watched = step >= p.free_steps - 2;
             if (step % 2 == 0) {
-                NEXT_HIDDEN(now, last_of_kind)
+                part.next_hidden(now, held, watched);
+                held ^= 1;
+                __syncthreads();
                 continue;
             }
-            SEND_PARTIAL_SUMS()
-            await();
+            part.send_partial_sums(held, exchange);
 #else
-            const bool last_of_kind = step == p.free_steps - 1;
-            SEND_PARTIAL_SUMS()
-            NEXT_HIDDEN(now, last_of_kind)
-            await();
+            const bool watched = step == p.free_steps - 1;
+            part.send_partial_sums(held, exchange);
+            part.next_hidden(now, held, watched);
+            held ^= 1;
 #endif
+            await();
             for (int k = t; k < B * O; k += THREADS) {
                 int b = k / O, o = k % O;
-                real v = m.bo[o];
-                PARTIAL_SUM(b, o)
-                v = activate(v);
-                if (last_of_kind) HOLD(b, v - m.o[now][b][o]);
+                real v = activate(m.bias[o] + part.partial_sum(exchange, k));
+                if (watched) atomicMax(&m.residual[b], BITS(fabs(v - m.o[now][b][o])));
                 m.o[now ^ 1][b][o] = v;
             }
             now ^= 1;
@@ -580,12 +718,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         }
 
         /* ---- what it came to ---- */
-        bool recorded = at == p.minibatches - 1;
-        __syncthreads();
-        if (recorded) {
-            EACH_STATE {
-                int b = first_sample + row + r, j = first_column + column + c;
-                if (row + r < B && b < p.samples && j < H) p.h[((i64)e * p.samples + b) * H + j] = h[r][c];
+        if (at == p.minibatches - 1) {
+            for (int k = t; k < B * SLICE; k += THREADS) {
+                int b = first_sample + k / SLICE, j = k % SLICE;
+                if (b < p.samples && j < columns)
+                    p.h[((i64)e * p.samples + b) * H + first_column + j] = m.h[held][k / SLICE][j];
             }
             if (rank == 0)
                 for (int k = t; k < B * O; k += THREADS) {
@@ -593,9 +730,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                     if (b < p.samples) p.o[((i64)e * p.samples + b) * O + k % O] = m.o[now][k / O][k % O];
                 }
             /* every multiprocessor knows the largest change of its own slice */
-            if (t < B && first_sample + t < p.samples) {
+            if (t < B && first_sample + t < p.samples)
                 atomicMax((bits *)p.residual + (i64)e * p.samples + first_sample + t, m.residual[t]);
-            }
         }
         if (p.wrong && rank == 0 && t < B) {
             int best = 0, label = 0;
@@ -612,135 +748,72 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
-        real total_f[TURNS][SHARE], total_b[TURNS][SHARE];
-        for (int k = t; k < BP * OP; k += THREADS) (&m.first_o[0][0])[k] = (&m.o[now][0][0])[k];
-        EACH_STATE if (row + r < BP) {
-            real v = row + r < B ? h[r][c] : (real)0;
-            m.h[0][row + r][column + c] = m.h[1][row + r][column + c] = v;
-            m.first_h[row + r][column + c] = v;
-            m.drive[row + r][column + c] = drive[r][c];
-        }
+        for (int k = t; k < BH * SLICE; k += THREADS) (&m.first_h[0][0])[k] = (&m.h[held][0][0])[k];
         if (t < O) {
             real sum = 0;
             for (int b = 0; b < B; b++) sum += m.o[now][b][t];
             m.sum_o[t] = sum;
         }
-        __syncthreads();
-#define MOVERS                                                                  \
-    if (mover)                                                                  \
-        for (int turn = 0; turn < TURNS; turn++)                                \
-            for (int j = moving + turn * THREADS, once = j < SLICE && first_column + j < H; once; once = 0)
-#define OUTPUTS for (int q = 0; q < SHARE; q++) if (share + q < O)
-        MOVERS {
-            OUTPUTS {
-                m.wf0[share + q][j] = m.wf[share + q][j];
-#if VECTOR_FIELD
-                m.wb0[share + q][j] = m.wb[share + q][j];
-#endif
-                total_f[turn][q] = total_b[turn][q] = 0;
-            }
-#if !VECTOR_FIELD
-            for (int b = 0; b < B; b++) {
-                real h_b = m.h[0][b][j];
-                OUTPUTS total_f[turn][q] += h_b * m.o[now][b][share + q];
-            }
-            OUTPUTS m.start[share + q][j] = total_f[turn][q];
-#endif
-        }
-        int held = 0; /* m.h[held] is h_t */
-        for (int step = 0; step < p.nudged_steps; step++) {
-            SEND_PARTIAL_SUMS()
 #if CONTINUAL
-            EACH_STATE drive[r][c] = m.drive[row + r < BP ? row + r : 0][column + c];
-            if (step > 0) {
-#pragma unroll 4
-                for (int b = 0; b < B; b++) {
-                    real moved[COLUMNS];
-                    for (int c = 0; c < COLUMNS; c++)
-                        moved[c] = inside * (m.h[held][b][column + c] - m.first_h[b][column + c]);
-                    for (int r = 0; r < ROWS; r++) {
-                        real spread = c_wx * m.gram[row + r < BP ? row + r : 0][b] + c_bx;
-                        for (int c = 0; c < COLUMNS; c++) drive[r][c] += spread * moved[c];
-                    }
-                }
-            }
+        part.correct_drive(held, -1, false);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                if (part.row + r < BP) m.drive[part.row + r][part.column + c] = part.drive[r][c];
 #endif
-            NEXT_HIDDEN(now, false)
-            EACH_STATE if (row + r < B) m.h[held ^ 1][row + r][column + c] = h[r][c];
+        Mover mover(m);
+        mover.begin(held, now);
+        __syncthreads();
+        for (int step = 0; step < p.nudged_steps; step++) {
+            part.send_partial_sums(held, exchange);
+#if CONTINUAL
+            part.correct_drive(held, 1, true);
+#endif
+            part.next_hidden(now, held, false);
             await();
             for (int k = t; k < B * O; k += THREADS) {
                 int b = k / O, o = k % O;
-                real v = m.bo[o];
-                PARTIAL_SUM(b, o)
-#if CONTINUAL
-                if (step > 0) {
-                    real sum = 0;
-                    for (int i = 0; i < B; i++) sum += m.o[now][i][o];
-                    v += inside * c_bo * (sum - m.sum_o[o]);
-                }
-#endif
-                m.o[now ^ 1][b][o] = activate(v) + beta * (m.y[b][o] - m.o[now][b][o]);
+                real v = activate(m.bias[o] + part.partial_sum(exchange, k));
+                v += beta * (m.y[b][o] - m.o[now][b][o]);
+                m.o[now ^ 1][b][o] = v;
+                m.changed[b][o] = v - m.o[now][b][o];
             }
             __syncthreads();
 #if VECTOR_FIELD
-            MOVERS for (int b = 0; b < B; b++) {
-                real h_b = m.h[held][b][j], d_b = m.h[held ^ 1][b][j] - h_b;
-                OUTPUTS {
-                    real o_b = m.o[now][b][share + q];
-                    total_f[turn][q] += c_wf * h_b * (m.o[now ^ 1][b][share + q] - o_b);
-                    total_b[turn][q] += c_wb * d_b * o_b;
-                }
-            }
+            mover.follow(held, now);
 #else
-            if (CONTINUAL || step == p.nudged_steps - 1) {
-                MOVERS {
-                    OUTPUTS total_f[turn][q] = -m.start[share + q][j];
-                    for (int b = 0; b < B; b++) {
-                        real h_b = m.h[held ^ 1][b][j];
-                        OUTPUTS total_f[turn][q] += h_b * m.o[now ^ 1][b][share + q];
-                    }
-                    OUTPUTS total_f[turn][q] *= c_wf;
-                }
-            }
-#endif
-#if VECTOR_FIELD && TIED
-#define FORWARD (total_f[turn][q] + total_b[turn][q])
-#else
-#define FORWARD total_f[turn][q]
-#endif
-#if CONTINUAL
-            MOVERS OUTPUTS {
-                m.wf[share + q][j] = m.wf0[share + q][j] + inside * FORWARD;
-#if VECTOR_FIELD
-                m.wb[share + q][j] = m.wb0[share + q][j] + inside * total_b[turn][q];
-#endif
-            }
+            if (CONTINUAL || step == p.nudged_steps - 1) mover.correlate(held ^ 1, now ^ 1);
 #endif
             now ^= 1;
             held ^= 1;
             exchange ^= 1;
-            __syncthreads();
 #if CONTINUAL
-            READ_WEIGHTS()
+            mover.write(c_wf, c_wb, inside, columns);
+            if (t >= THREADS - 32 && t - (THREADS - 32) < O) { /* a warp that moves no weights */
+                int o = t - (THREADS - 32);
+                real sum = -m.sum_o[o];
+                for (int b = 0; b < B; b++) sum += m.o[now][b][o];
+                m.bias[o] = m.bo[o] + inside * c_bo * sum;
+            }
+            __syncthreads();
+            part.read_weights();
+#else
+            __syncthreads();
 #endif
         }
 
         /* ---- the update ---- */
-        MOVERS OUTPUTS {
-            m.wf[share + q][j] = m.wf0[share + q][j] + FORWARD;
-#if VECTOR_FIELD
-            m.wb[share + q][j] = m.wb0[share + q][j] + total_b[turn][q];
-#endif
-        }
+        mover.write(c_wf, c_wb, 1, columns);
         for (int j = t; j < SLICE; j += THREADS) {
             real sum = 0;
             for (int b = 0; b < B; b++) sum += m.h[held][b][j] - m.first_h[b][j];
             m.bx[j] += c_bx * sum;
         }
         if (t < O) {
-            real sum = 0;
+            real sum = -m.sum_o[t];
             for (int b = 0; b < B; b++) sum += m.o[now][b][t];
-            m.bo[t] += c_bo * (sum - m.sum_o[t]);
+            m.bo[t] += c_bo * sum;
         }
         move_input_weights(wx, m, held, first_column, c_wx);
         __syncthreads();
@@ -749,16 +822,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     if (p.nudged_steps) {
         for (int k = t; k < O * SLICE; k += THREADS) {
             int o = k / SLICE, j = k % SLICE, at = first_column + j;
-            if (at < H) {
-                p.wf[((i64)e * H + at) * O + o] = m.wf[o][j];
+            if (j >= columns) continue;
+            p.wf[((i64)e * H + at) * O + o] = m.wf[o][j];
 #if !TIED
-                p.wb[((i64)e * O + o) * H + at] = m.wb[o][j];
+            p.wb[((i64)e * O + o) * H + at] = m.wb[o][j];
 #endif
-            }
         }
-        if (p.bx)
-            for (int k = t; k < SLICE; k += THREADS)
-                if (first_column + k < H) p.bx[(i64)e * H + first_column + k] = m.bx[k];
+        for (int j = t; p.bx && j < SLICE && j < columns; j += THREADS)
+            p.bx[(i64)e * H + first_column + j] = m.bx[j];
         if (p.bo && rank == 0 && t < O) p.bo[(i64)e * O + t] = m.bo[t];
     }
     if (p.wrong && rank == 0 && t == 0)
