@@ -16,6 +16,36 @@ import torch
 from eqprop import data
 from eqprop.engines.persistent import CannotBuild, PersistentEngine
 
+STAMPS = (
+    "read minibatch",
+    "spread",
+    "input drive",
+    "begin",
+    "free: partial sums",
+    "free: hidden",
+    "free: receive, output",
+    "free: barrier",
+    "begin nudging",
+    "nudged: partial sums",
+    "nudged: drive",
+    "nudged: hidden",
+    "nudged: output",
+    "nudged: weights",
+    "update",
+    "between",
+)
+
+
+def cycles(row: str, networks: int, cluster: int) -> dict[str, int]:
+    """Cycles a minibatch spends in each part, of one thread."""
+    recipe = rows.load(row, networks)
+    plain = rows.engine(recipe, "telescoped", "cuda")
+    engine = PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost, cluster, True)
+    train = data.load("mnist").train.to("cuda")
+    engine.run(train, torch.randint(60000, (200, networks, 20), device="cuda"))
+    assert engine.clocks is not None
+    return dict(zip(STAMPS, (engine.clocks // 200).tolist(), strict=True))
+
 
 def microseconds(
     row: str, networks: int, cluster: int | None, more: tuple[int, int], minibatches: int = 200
@@ -61,6 +91,7 @@ def main() -> int:
             f"nudged step {(nudged - whole) / 20:.2f}",
             flush=True,
         )
+        print(cycles(row, int(networks), int(cluster)), flush=True)
     return 0
 
 

@@ -67,9 +67,14 @@ RUNS = {
     run.name: run
     for run in (
         _recipe("ep-1h"),
+        _deviation("ep-1h", "glorot", _GLOROT, init="glorot"),
+        _deviation("ep-1h", "no-bias", _NO_BIAS, bias=False),
         _recipe("ep-2h"),
         _recipe("c-ep-1h-fixed-beta"),
+        _deviation("c-ep-1h-fixed-beta", "in-turn", _IN_TURN, in_turn=True),
         _recipe("c-ep-1h"),
+        _deviation("c-ep-1h", "glorot", _GLOROT, init="glorot"),
+        _deviation("c-ep-1h", "no-bias", _NO_BIAS, bias=False),
         _recipe("c-ep-2h"),
         _recipe("rescaled-c-ep-1h"),
         _recipe("rescaled-c-ep-2h"),

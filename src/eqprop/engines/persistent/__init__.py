@@ -44,7 +44,7 @@ class _Problem(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("beta", "images", "labels", "index", "pixel", "x", "y")
         ),
-        *((name, ctypes.c_void_p) for name in ("h", "o", "residual", "wrong", "loss")),
+        *((name, ctypes.c_void_p) for name in ("h", "o", "residual", "wrong", "loss", "clocks")),
         ("inside", ctypes.c_double),
         *(
             (name, ctypes.c_int)
@@ -87,12 +87,16 @@ class PersistentEngine(Engine):
         rates: Mapping[str, float | Tensor],
         cost: SquaredError,
         cluster: int | None = None,
+        profile: bool = False,
     ) -> None:
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
         self._reference = ReferenceEngine(model, rule, rates, cost)
         self._clusters = CLUSTERS if cluster is None else (cluster,)
         self._kernels: dict[int, Kernel] = {}
+        self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch
+        if profile:
+            self.clocks = torch.zeros(16, dtype=torch.int64, device=self._device)
         self._members = math.prod(model.ensemble)
         self._tied = all(s.tied for s in model.synapses)
         self._columns: dict[tuple[str, int], Tensor] = {}
@@ -155,7 +159,11 @@ class PersistentEngine(Engine):
             "VECTOR_FIELD": int(not isinstance(rule, (EP, ContinualEP))),
             "IN_TURN": int(rule.in_turn),
         }
-        return constants | ({"DOUBLE": 1} if net.dtype == torch.float64 else {})
+        if net.dtype == torch.float64:
+            constants["DOUBLE"] = 1
+        if self.clocks is not None:
+            constants["PROFILE"] = 1
+        return constants
 
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         net, rule = self.model, self.rule
@@ -232,6 +240,7 @@ class PersistentEngine(Engine):
         assert isinstance(net, Network)
         p = _Problem()
         p.members, p.samples = self._members, samples
+        p.clocks = None if self.clocks is None else self.clocks.data_ptr()
         fields = {"wx": (0, "weight"), "bx": (0, "bias"), "wf": (1, "weight")}
         fields |= {"wb": (1, "backward_weight"), "bo": (1, "bias")}
         keep: dict[str, Tensor] = {}

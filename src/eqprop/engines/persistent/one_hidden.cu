@@ -23,6 +23,7 @@
 
 typedef unsigned int u32;
 typedef long long i64;
+typedef unsigned long long u64;
 #ifdef DOUBLE
 typedef double real;
 typedef unsigned long long bits; /* non-negative numbers are ordered as their bits are */
@@ -78,6 +79,7 @@ struct Problem {
     real *h, *o, *residual;               /* [E, n, H] [E, n, O] [E, n]: the end of the free phase;
                                              residual starts at 0 */
     double *wrong, *loss;                 /* [E], or NULL */
+    i64 *clocks;                          /* [16], with PROFILE: of the first multiprocessor */
     double inside;
     int members, samples; /* samples: n of x, y, h, o, residual */
     int minibatches, free_steps, nudged_steps, shared_x, shared_y;
@@ -99,30 +101,50 @@ __device__ __forceinline__ u32 rank_in_cluster() {
     return rank;
 #endif
 }
-__device__ __forceinline__ void arrive() {
+__device__ __forceinline__ void meet() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void await() {
-#if CLUSTER > 1
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
 #endif
 }
-/* Write to the same place in the shared memory of another multiprocessor of the cluster. */
-__device__ __forceinline__ void send(real *place, u32 rank, real value) {
+/* Messages: values written into the shared memory of a multiprocessor of the cluster, which knows
+   how many to wait for. Barrier x counts the bytes of exchange x; its phase flips when all are in. */
+__device__ __forceinline__ u32 address(const void *place) { return (u32)__cvta_generic_to_shared(place); }
+
+__device__ __forceinline__ void expect(u64 *barrier, u32 count) {
+#if CLUSTER > 1
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
+                 "r"(count * (u32)sizeof(real))
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void send(real *place, u64 *barrier, u32 rank, real value) {
 #if CLUSTER == 1
     *place = value;
 #else
-    u32 here = (u32)__cvta_generic_to_shared(place), there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    u32 there, signal;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(signal) : "r"(address(barrier)), "r"(rank));
 #ifdef DOUBLE
-    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(there), "d"(value) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
+                 "l"(__double_as_longlong(value)), "r"(signal)
+                 : "memory");
 #else
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                 "r"(__float_as_uint(value)), "r"(signal)
+                 : "memory");
 #endif
+#endif
+}
+__device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
+#if CLUSTER > 1
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again%=;\n"
+                 "}" ::"r"(address(barrier)),
+                 "r"(phase)
+                 : "memory");
 #endif
 }
 
@@ -197,7 +219,8 @@ struct Shared {
     __align__(16) unsigned char label[(BP + 15) / 16 * 16];
     __align__(16) real o[2][BH][OP], changed[BH][OP]; /* o_t and o_{t+1}; their difference */
     __align__(16) real spread[BP][BP];    /* inside · (c G + c_b) */
-    real partial[2][CLUSTER][BH * O];
+    real partial[2][CLUSTER][SETS * SET];
+    u64 ready[2];
     real y[BP][OP];
     real bx[SLICE], bo[OP], bias[OP];     /* bias: bo as it is at this step */
     real sum_o[OP];                       /* over the minibatch, at the steady state */
@@ -207,6 +230,9 @@ struct Shared {
     short active[NX];
     int actives;
     double wrong[BP], loss[BP];
+#ifdef PROFILE
+    i64 clocks[16], last;
+#endif
 };
 
 #if NX % 16 == 0
@@ -430,6 +456,17 @@ __device__ __forceinline__ void move_input_weights(real *wx, Shared &m, int held
     }
 }
 
+#ifdef PROFILE /* cycles between two stamps, of the first thread */
+#define STAMP(i)                                            \
+    if (threadIdx.x == 0) {                                 \
+        i64 clock = clock64();                              \
+        m.clocks[i] += clock - m.last;                      \
+        m.last = clock;                                     \
+    }
+#else
+#define STAMP(i)
+#endif
+
 /* What a thread does in a step: ROWS × COLUMNS of the hidden states, and a share of the outputs. */
 struct Part {
     Shared &m;
@@ -468,9 +505,10 @@ struct Part {
 
     /* Partial sums of the outputs, from h, to every multiprocessor of the cluster. */
     __device__ __forceinline__ void send_partial_sums(int held, int exchange) {
+        if (threadIdx.x == 0) expect(&m.ready[exchange], CLUSTER * SETS * SET);
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            int first = set(pass) < SETS ? set(pass) / O * SET : 0, o = set(pass) % O;
+            int first = set(pass) < SETS ? set(pass) / O * SET : 0;
             real v[SET] = {};
 #pragma unroll
             for (int q = 0; q < DEPTH; q += CHUNK)
@@ -485,12 +523,14 @@ struct Part {
 #pragma unroll
                 for (int i = 0; i < (SET + SPLIT - 1) / SPLIT; i++)
                     if (i < kept.count) {
-                        real *place = &m.partial[exchange][rank][(first + kept.first + i) * O + o];
+                        real *place = &m.partial[exchange][rank][set(pass) * SET + kept.first + i];
 #pragma unroll
-                        for (int k = 0; k < CLUSTER; k++) send(place, k, v[i]);
+                        for (int k = 0; k < CLUSTER; k++) send(place, &m.ready[exchange], k, v[i]);
                     }
         }
-        arrive();
+#if CLUSTER == 1
+        __syncthreads();
+#endif
     }
 
     /* h_{t+1} = σ(drive + o_t W_b); `watched`: its largest change is the residual */
@@ -539,7 +579,9 @@ struct Part {
         }
     }
 
-    __device__ __forceinline__ real partial_sum(int exchange, int k) const {
+    /* What drives output o of sample b, when it has come in from all. */
+    __device__ __forceinline__ real partial_sum(int exchange, int b, int o) const {
+        int k = (b / SET * O + o) * SET + b % SET;
         real v = 0;
 #pragma unroll
         for (int source = 0; source < CLUSTER; source++) v += m.partial[exchange][source][k];
@@ -656,15 +698,20 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     for (int j = t; j < SLICE && j < columns; j += THREADS)
         m.bx[j] = p.bx ? p.bx[(i64)e * H + first_column + j] : (real)0;
     if (t < O) m.bo[t] = p.bo ? p.bo[(i64)e * O + t] : (real)0;
+#if CLUSTER > 1
+    if (t < 2) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&m.ready[t])) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
     __syncthreads();
-    arrive(); /* nobody writes to a neighbour that has not cleared its memory */
-    await();
+    meet(); /* nobody writes to a neighbour that has not cleared its memory */
     if (p.images) fetch_bytes(p, m, e, 0);
 
     Part part(m, rank);
-    int exchange = 0;
+    int exchange = 0, phase = 0;
     for (int at = 0; at < p.minibatches; at++) {
+        STAMP(15)
         read_minibatch(p, m, e, first_sample);
+        STAMP(0)
         if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
         const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
         const real c_wf = p.rate_wf[e] / beta, c_bo = p.rate_bo[e] / beta;
@@ -673,7 +720,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #if CONTINUAL
         if (p.nudged_steps) spread(m, inside * c_wx, inside * c_bx);
 #endif
+        STAMP(1)
         input_drive(wx, m, first_column);
+        STAMP(2)
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -688,6 +737,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         __syncthreads();
 
         /* ---- the free phase ---- */
+        STAMP(3)
         int now = 0, held = 0; /* m.o[now] is o_t, m.h[held] is h_t */
         for (int step = 0; step < p.free_steps; step++) {
 #if IN_TURN
@@ -702,19 +752,24 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #else
             const bool watched = step == p.free_steps - 1;
             part.send_partial_sums(held, exchange);
+            STAMP(4)
             part.next_hidden(now, held, watched);
             held ^= 1;
 #endif
-            await();
+            STAMP(5)
+            if (t < B * O) receive(&m.ready[exchange], phase >> exchange & 1);
             for (int k = t; k < B * O; k += THREADS) {
                 int b = k / O, o = k % O;
-                real v = activate(m.bias[o] + part.partial_sum(exchange, k));
+                real v = activate(m.bias[o] + part.partial_sum(exchange, b, o));
                 if (watched) atomicMax(&m.residual[b], BITS(fabs(v - m.o[now][b][o])));
                 m.o[now ^ 1][b][o] = v;
             }
             now ^= 1;
+            phase ^= 1 << exchange;
             exchange ^= 1;
+            STAMP(6)
             __syncthreads();
+            STAMP(7)
         }
 
         /* ---- what it came to ---- */
@@ -765,21 +820,26 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         Mover mover(m);
         mover.begin(held, now);
         __syncthreads();
+        STAMP(8)
         for (int step = 0; step < p.nudged_steps; step++) {
             part.send_partial_sums(held, exchange);
+            STAMP(9)
 #if CONTINUAL
             part.correct_drive(held, 1, true);
 #endif
+            STAMP(10)
             part.next_hidden(now, held, false);
-            await();
+            STAMP(11)
+            if (t < B * O) receive(&m.ready[exchange], phase >> exchange & 1);
             for (int k = t; k < B * O; k += THREADS) {
                 int b = k / O, o = k % O;
-                real v = activate(m.bias[o] + part.partial_sum(exchange, k));
+                real v = activate(m.bias[o] + part.partial_sum(exchange, b, o));
                 v += beta * (m.y[b][o] - m.o[now][b][o]);
                 m.o[now ^ 1][b][o] = v;
                 m.changed[b][o] = v - m.o[now][b][o];
             }
             __syncthreads();
+            STAMP(12)
 #if VECTOR_FIELD
             mover.follow(held, now);
 #else
@@ -787,6 +847,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #endif
             now ^= 1;
             held ^= 1;
+            phase ^= 1 << exchange;
             exchange ^= 1;
 #if CONTINUAL
             mover.write(c_wf, c_wb, inside, columns);
@@ -801,6 +862,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #else
             __syncthreads();
 #endif
+            STAMP(13)
         }
 
         /* ---- the update ---- */
@@ -817,8 +879,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         }
         move_input_weights(wx, m, held, first_column, c_wx);
         __syncthreads();
+        STAMP(14)
     }
 
+#ifdef PROFILE
+    if (p.clocks && blockIdx.x == 0 && t < 16) p.clocks[t] = m.clocks[t];
+#endif
     if (p.nudged_steps) {
         for (int k = t; k < O * SLICE; k += THREADS) {
             int o = k / SLICE, j = k % SLICE, at = first_column + j;
@@ -837,8 +903,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             p.wrong[e] += m.wrong[b];
             p.loss[e] += m.loss[b];
         }
-    arrive(); /* nobody leaves while a neighbour may still write to it */
-    await();
+    meet(); /* nobody leaves while a neighbour may still write to it */
 }
 
 extern "C" __device__ const int shared_bytes = sizeof(Shared), threads = THREADS;
