@@ -169,7 +169,7 @@ class Story(Computed):
             paper="–",
             ours=f"{both} of {alternating}" if found else None,
             passed=both == alternating if state == "full" and alternating else None,
-            note=f"passes if all; s_t against s_t+2 after {LONG} steps",
+            note=f"passes if all; every second state compared, after {LONG} steps",
         )
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
@@ -352,8 +352,7 @@ def _psi_chart(outcome: Outcome, results: Results) -> Chart:
     axis = "initial Ψ(θ_f, θ_b) (°)"
     return Chart(
         "c-vf-story-psi",
-        "C-VF-1h: Ψ does not tell when a network diverges, and in the readings that live does "
-        "nothing to the test error",
+        "C-VF-1h against the initial Ψ: when each network diverged, and the test error in the end",
         (
             Panel("as released: divergence", axis, "epoch", when),
             Panel("test error after the last epoch", axis, "%", lines, y_log=True),
