@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from baseline import Baseline
 from eqprop import data
 from eqprop.data import Split
 from eqprop.engines import Engine, NativeEngine
+from eqprop.paper.peak import Peak
 from eqprop.runs import machine
 
 RESULT = Path(__file__).parent.parent / "results" / "engines-cpu.json"
@@ -77,6 +77,27 @@ def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def memory(row: str, train: Split) -> dict[str, float]:
+    """Megabytes for one network: the most that weights, buffers and temporaries take at a time."""
+    index = torch.arange(2 * 5 * 20).reshape(2, 5, 20)
+    megabytes: dict[str, float] = {}
+    for name, kind, members in (
+        ("baseline", "baseline", 1),
+        ("reference", "reference", 1),
+        ("native, 1 network", "native", 1),
+        ("native, 5 networks", "native", 5),
+        ("telescoped, 5 networks", "telescoped", 5),
+    ):
+        recipe = rows.load(row, members)
+        with Peak() as peak:
+            if kind == "baseline":
+                Baseline(*rows.alone(recipe)).step(*train.batch(index[0, 0]))
+            else:
+                rows.engine(recipe, kind).run(train, index[:, :members])
+        megabytes[name] = peak.bytes / members / 1e6
+    return megabytes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
@@ -84,6 +105,7 @@ def main() -> int:
     options = parser.parse_args()
     train = data.load("mnist").train
     results: dict[str, dict[str, float]] = {}
+    megabytes = {row: memory(row, train) for row in options.rows}
     for row in options.rows:
         results[row] = measure(row, options.rounds, train)
         print(row, {k: round(v, 3) for k, v in results[row].items()}, file=sys.stderr, flush=True)
@@ -91,27 +113,29 @@ def main() -> int:
         "what": "milliseconds for one network and one minibatch of 20, median",
         "rounds": options.rounds,
         "results": results,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "megabytes": megabytes,
         **machine.describe("cpu"),
     }
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    print(table(results))
+    print(table(results, megabytes))
     print(f"\n{record['machine']['processor']}, {record['machine']['cores']} cores; {RESULT}")
     return 0
 
 
-def table(results: dict[str, dict[str, float]]) -> str:
+def table(results: dict[str, dict[str, float]], megabytes: dict[str, dict[str, float]]) -> str:
     lines = [
-        "| ms for one network and minibatch | baseline | reference | this engine, 1 network | "
-        "5 networks | 1 network | 5 networks |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| | baseline, ms | reference, ms | 1 network, ms | 5 networks, ms | 1 network | 5 networks | "
+        "baseline, MB | 5 networks, MB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row, ms in results.items():
         single, five = ms["native, 1 network"], ms["native, 5 networks"]
+        mb = megabytes[row]
         lines.append(
             f"| {row} | {ms['baseline']:.1f} | {ms['reference']:.1f} | {single:.2f} | {five:.2f} | "
-            f"{ms['baseline'] / single:.0f}× | {ms['baseline'] / five:.0f}× |"
+            f"{ms['baseline'] / single:.3g}× | {ms['baseline'] / five:.3g}× | "
+            f"{mb['baseline']:.0f} | {mb['native, 5 networks']:.0f} |"
         )
     return "\n".join(lines)
 
