@@ -89,12 +89,15 @@ def memory(row: str, train: Split) -> dict[str, float]:
         ("telescoped, 5 networks", "telescoped", 5),
     ):
         recipe = rows.load(row, members)
+        baseline = Baseline(*rows.alone(recipe))
+        engine = rows.engine(recipe, "reference" if kind == "baseline" else kind)
+        weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
         with Peak() as peak:
             if kind == "baseline":
-                Baseline(*rows.alone(recipe)).step(*train.batch(index[0, 0]))
+                baseline.step(*train.batch(index[0, 0]))
             else:
-                rows.engine(recipe, kind).run(train, index[:, :members])
-        megabytes[name] = peak.bytes / members / 1e6
+                engine.run(train, index[:, :members])
+        megabytes[name] = (weights + peak.bytes) / members / 1e6
     return megabytes
 
 
@@ -125,8 +128,8 @@ def main() -> int:
 
 def table(results: dict[str, dict[str, float]], megabytes: dict[str, dict[str, float]]) -> str:
     lines = [
-        "| | baseline, ms | reference, ms | 1 network, ms | 5 networks, ms | 1 network | 5 networks | "
-        "baseline, MB | 5 networks, MB |",
+        "| | baseline, ms | reference, ms | 1 network, ms | 5 networks, ms | 1 network | "
+        "5 networks | baseline, MB | 5 networks, MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row, ms in results.items():
