@@ -21,7 +21,7 @@ from baseline import Baseline
 
 from eqprop import data
 from eqprop.data import Split
-from eqprop.engines import Engine, NativeEngine
+from eqprop.engines import Engine, NativeEngine, make_engine
 from eqprop.paper.peak import Peak
 from eqprop.runs import machine
 
@@ -96,7 +96,8 @@ def memory(row: str, train: Split) -> dict[str, float]:
             if kind == "baseline":
                 baseline.step(*train.batch(index[0, 0]))
             else:
-                engine.run(train, index[:, :members])
+                fresh = make_engine(engine.model, engine.rule, dict(engine.rates), kind)
+                fresh.run(train, index[:, :members])
         megabytes[name] = (weights + peak.bytes) / members / 1e6
     return megabytes
 
