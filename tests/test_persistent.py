@@ -1,4 +1,7 @@
-"""Oracle: parity. The persistent kernels give the numbers of the reference engine, on a GPU."""
+"""Oracle: parity. The persistent kernels give the numbers of the reference engine.
+
+On a GPU, where there is one; and anywhere, thread by thread on the CPU (cuda_on_cpu.hpp).
+"""
 
 import copy
 
@@ -7,24 +10,34 @@ import torch
 
 import eqprop
 from eqprop.data import Split
-from eqprop.engines.persistent import PersistentEngine
+from eqprop.engines.persistent import PersistentEngine, limits
+from tests.cuda_on_cpu import COMPILER, EmulatedEngine
 from tests.test_engines import RULES, TOLERANCES, distance, minibatch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+GPU = pytest.param("cuda", marks=needs_gpu)
+CPU = pytest.param("cpu", marks=needs_compiler)
 
 # sizes, batch, members, cluster: slices that fill warps and that do not
+SMALL = ((9, 63, 5), 7, 2, 2)
 SHAPES = (
     ((6, 5, 3), 1, 1, 1),
-    ((9, 63, 5), 7, 3, 2),
+    SMALL,
     ((33, 100, 7), 33, 2, 4),
     ((40, 512, 10), 20, 3, 16),
     ((40, 512, 10), 20, 5, 8),
     ((784, 128, 10), 20, 2, 4),
     ((9, 200, 16), 20, 3, 2),
 )
+CASES = [
+    *(pytest.param(rule, "cuda", *shape, marks=needs_gpu) for rule in RULES for shape in SHAPES),
+    *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in RULES),
+    *(pytest.param("C-VF", "cpu", *SHAPES[k], marks=needs_compiler) for k in (0, 2, 6)),
+]
 
 
-def build_pair(rule, sizes, members, cluster, dtype=torch.float64, **more):
+def build_pair(rule, device, sizes, members, cluster, dtype=torch.float64, **more):
     cls, tied, extra = RULES[rule]
     net = eqprop.layered(
         *sizes,
@@ -38,14 +51,17 @@ def build_pair(rule, sizes, members, cluster, dtype=torch.float64, **more):
     options = {"beta": 0.3, "free_steps": 12, "nudged_steps": 6, **extra, **more}
     rates = [0.02 * (k + 1) for k in range(len(sizes) - 1)]
     slow = eqprop.make_engine(copy.deepcopy(net), cls(**options), rates, "reference")
-    plain = eqprop.make_engine(net.cuda(), cls(**options), rates, "reference")
-    return slow, PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost, cluster)
+    plain = eqprop.make_engine(net.to(device), cls(**options), rates, "reference")
+    kind = PersistentEngine if device == "cuda" else EmulatedEngine
+    return slow, kind(plain.model, plain.rule, plain.rates, plain.cost, cluster)
 
 
 def assert_parity(slow, fast, sizes, members, batch, minibatches, tolerance):
     for m in range(minibatches):
         x, y = minibatch(m, sizes, members, batch)
-        a, b = slow.step(x, y), fast.step(x.cuda(), y.cuda()).cpu()
+        EmulatedEngine.backwards = not EmulatedEngine.backwards
+        device = next(fast.model.parameters()).device
+        a, b = slow.step(x, y), fast.step(x.to(device), y.to(device)).cpu()
         assert float((a - b).abs().max()) <= tolerance
     fast.model.cpu()
     assert distance(slow, fast) <= tolerance
@@ -56,99 +72,124 @@ def assert_parity(slow, fast, sizes, members, batch, minibatches, tolerance):
         torch.testing.assert_close(a.cpu(), b, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("sizes", "batch", "members", "cluster"), SHAPES)
-@pytest.mark.parametrize("rule", RULES)
-def test_one_minibatch(rule, sizes, batch, members, cluster):
+@pytest.mark.parametrize(("rule", "device", "sizes", "batch", "members", "cluster"), CASES)
+def test_one_minibatch(rule, device, sizes, batch, members, cluster):
     for beta, steps in ((0.3, 12), (-0.3, 11)):
-        pair = build_pair(rule, sizes, members, cluster, beta=beta, free_steps=steps)
+        pair = build_pair(rule, device, sizes, members, cluster, beta=beta, free_steps=steps)
         assert_parity(*pair, sizes, members, batch, 1, TOLERANCES["float64, 1 minibatch"])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_layers_in_turn(rule):
+@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
+def test_layers_in_turn(rule, device):
     for steps in (12, 11):
-        sizes = (9, 100, 5)
-        pair = build_pair(rule, sizes, 2, 2, in_turn=True, free_steps=steps)
+        sizes = (9, 63, 5)
+        pair = build_pair(rule, device, sizes, 2, 2, in_turn=True, free_steps=steps)
         assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
 
 
+@pytest.mark.parametrize("device", [GPU, CPU])
 @pytest.mark.parametrize("activation", ["tanh", "hard_sigmoid"])
-def test_activations(activation):
-    sizes = (9, 100, 5)
-    pair = build_pair("C-EP", sizes, 2, 2, activation=activation)
+def test_activations(activation, device):
+    sizes = (9, 63, 5)
+    pair = build_pair("C-EP", device, sizes, 2, 2, activation=activation)
     assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_hundred_minibatches_gathered_from_bytes_drift_no_further_than_float64_allows(rule):
+def bytes_of(n, pixels, classes, device="cpu"):
     source = torch.Generator().manual_seed(1)
-    bytes_ = torch.randint(256, (200, 30), generator=source, dtype=torch.uint8)
-    bytes_[torch.rand(200, 30, generator=source) < 0.7] = 0
-    labels = torch.randint(5, (200,), generator=source, dtype=torch.uint8)
-    split = Split(bytes_, labels, 5)
-    index = torch.randint(200, (100, 3, 20), generator=source)
-    signs = 2.0 * torch.randint(2, (100, 3), generator=source) - 1
-    slow, fast = build_pair(rule, (30, 100, 5), 3, 2)
-    on_gpu = Split(bytes_.cuda(), labels.cuda(), 5)
-    a, b = slow.run(split, index, signs), fast.run(on_gpu, index.cuda(), signs)
+    images = torch.randint(256, (n, pixels), generator=source, dtype=torch.uint8)
+    images[torch.rand(n, pixels, generator=source) < 0.7] = 0
+    labels = torch.randint(classes, (n,), generator=source, dtype=torch.uint8)
+    return Split(images.to(device), labels.to(device), classes)
+
+
+@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("pixels", [30, 48])  # copied byte by byte, and sixteen at a time
+@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
+def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, pixels, device):
+    count = 100 if device == "cuda" else 8
+    source = torch.Generator().manual_seed(2)
+    index = torch.randint(200, (count, 3, 7), generator=source)
+    signs = 2.0 * torch.randint(2, (count, 3), generator=source) - 1
+    slow, fast = build_pair(rule, device, (pixels, 63, 5), 3, 2)
+    a = slow.run(bytes_of(200, pixels, 5), index, signs)
+    b = fast.run(bytes_of(200, pixels, 5, device), index.to(device), signs)
     fast.model.cpu()
     assert distance(slow, fast) <= TOLERANCES["float64, 50 minibatches"]
     assert torch.equal(a.wrong, b.wrong.cpu())
     torch.testing.assert_close(b.loss.cpu(), a.loss, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_float32_is_as_close_as_the_reference_in_float32(rule):
-    sizes = (40, 512, 10)
-    exact, _ = build_pair(rule, sizes, 2, 8)
-    slow, fast = build_pair(rule, sizes, 2, 8, dtype=torch.float32)
+FLOAT32 = [
+    *(pytest.param(rule, "cuda", (40, 512, 10), 20, 8, marks=needs_gpu) for rule in RULES),
+    *(
+        pytest.param(rule, "cpu", (9, 63, 5), 7, 2, marks=needs_compiler)
+        for rule in ("EP", "C-EP", "C-VF")
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "device", "sizes", "batch", "cluster"), FLOAT32)
+def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, batch, cluster):
+    exact, _ = build_pair(rule, device, sizes, 2, cluster)
+    slow, fast = build_pair(rule, device, sizes, 2, cluster, dtype=torch.float32)
     for engine in (slow, fast):
         pairs = zip(engine.model.parameters(), exact.model.parameters(), strict=True)
         for p, q in pairs:
             p.data.copy_(q)
     for m in range(5):
-        x, y = minibatch(m, sizes, 2, 20)
+        x, y = minibatch(m, sizes, 2, batch)
         exact.step(x, y)
         slow.step(x.float(), y.float())
-        fast.step(x.float().cuda(), y.float().cuda())
+        fast.step(x.float().to(device), y.float().to(device))
     fast.model.cpu()
     own = distance(exact, slow)
     assert distance(exact, fast) <= TOLERANCES["float32 over the reference's own error"] * own
 
 
-def test_relaxing_many_samples():
-    slow, fast = build_pair("C-EP", (9, 100, 5), 3, 4)
+@pytest.mark.parametrize("device", [GPU, CPU])
+def test_relaxing_many_samples(device):
+    slow, fast = build_pair("C-EP", device, (9, 63, 5), 2, 2)
     x = torch.rand(53, 9, dtype=torch.float64)
-    a, b = slow.relax(x, 9), fast.relax(x.cuda(), 9)
+    a, b = slow.relax(x, 9), fast.relax(x.to(device), 9)
     for mine, theirs in zip(b.state, a.state, strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=1e-12)
     torch.testing.assert_close(b.sample_residual.cpu(), a.sample_residual, rtol=0, atol=1e-12)
 
 
-def test_a_member_that_fails_leaves_the_parameters_as_they_were():
-    _, fast = build_pair("C-EP", (9, 100, 5), 3, 4)
+@pytest.mark.parametrize("device", [GPU, CPU])
+def test_a_member_that_fails_leaves_the_parameters_as_they_were(device):
+    _, fast = build_pair("C-EP", device, (9, 63, 5), 2, 2)
     with torch.no_grad():
         fast.model.synapses[1].weight[1] = float("nan")
     before = [p.clone() for p in fast.model.parameters()]
-    x, y = minibatch(0, (9, 100, 5), 3, 7)
+    x, y = minibatch(0, (9, 63, 5), 2, 7)
     with pytest.raises(eqprop.dynamics.NonFinite):
-        fast.step(x.cuda(), y.cuda())
+        fast.step(x.to(device), y.to(device))
     for p, q in zip(fast.model.parameters(), before, strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=0, equal_nan=True)
 
 
+@needs_gpu
 @pytest.mark.parametrize("cluster", [2, 8])
 def test_the_same_numbers_every_time(cluster):
     index = torch.randint(200, (50, 3, 20), generator=torch.Generator().manual_seed(3))
-    source = torch.Generator().manual_seed(1)
-    split = Split(
-        torch.randint(256, (200, 30), generator=source, dtype=torch.uint8).cuda(),
-        torch.randint(5, (200,), generator=source, dtype=torch.uint8).cuda(),
-        5,
-    )
+    split = bytes_of(200, 30, 5, "cuda")
     ends = []
     for _ in range(2):
-        _, fast = build_pair("C-VF", (30, 512, 5), 3, cluster, dtype=torch.float32)
+        _, fast = build_pair("C-VF", "cuda", (30, 512, 5), 3, cluster, dtype=torch.float32)
         fast.run(split, index.cuda(), torch.ones(50, 3))
         ends.append([p.clone() for p in fast.model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
+
+
+def test_a_network_it_cannot_hold_is_named():
+    net = eqprop.layered(9, 8, 8, 5)
+    rule = eqprop.EP(beta=0.3, free_steps=4, nudged_steps=2)
+    with pytest.raises(ValueError, match="not on a GPU"):
+        eqprop.make_engine(net, rule, 0.1, "persistent")
+    assert "one hidden layer" in limits(net, rule)
+    assert limits(eqprop.layered(9, 8, 5), rule) is None
+    assert "real time" in limits(eqprop.layered(9, 8, 5, time=eqprop.RealTime(0.1)), rule)
+    assert "16 outputs" in limits(eqprop.layered(9, 8, 17), rule)

@@ -27,7 +27,9 @@ from eqprop.timesteps import RealTime
 
 __all__ = ["CannotBuild", "PersistentEngine", "limits"]
 
-SOURCE = Path(__file__).with_name("one_hidden.cu")
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("numbers.cuh", "chip.cuh", "one_hidden.cu")
+)
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
 TILE = 20  # samples that are relaxed together where nothing is learned
@@ -117,7 +119,7 @@ class PersistentEngine(Engine):
                 if self._members * cluster > multiprocessors and cluster > 2:
                     continue
                 try:
-                    candidate = compiled(SOURCE, self._constants(batch, cluster))
+                    candidate = compiled(SOURCES, self._constants(batch, cluster))
                 except CannotBuild as error:
                     reason = str(error)
                     continue

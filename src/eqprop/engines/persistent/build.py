@@ -13,7 +13,7 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -95,12 +95,13 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
-def compiled(source: Path, constants: Mapping[str, int]) -> Kernel:
-    """The kernel of a source with these constants, from the cache if it is there."""
+def compiled(sources: Sequence[Path], constants: Mapping[str, int]) -> Kernel:
+    """The kernel of some sources with these constants, from the cache if it is there."""
     capability = "".join(map(str, torch.cuda.get_device_capability()))
     options = [f"-arch=sm_{capability}a", "-std=c++17", "-lineinfo"]
     options += [f"-D{name}={value}" for name, value in constants.items()]
-    return Kernel(_binary(source.read_text("utf-8"), tuple(options)), constants["CLUSTER"])
+    source = "\n".join(file.read_text("utf-8") for file in sources)
+    return Kernel(_binary(source, tuple(options)), constants["CLUSTER"])
 
 
 @functools.cache

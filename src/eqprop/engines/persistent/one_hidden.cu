@@ -16,26 +16,6 @@
    Sizes are compiled in: NX, H, O, B; CLUSTER; ROWS × COLUMNS of the hidden state a thread
    computes; SPLIT threads that share a sum over the slice. */
 
-#define SIGMOID 0
-#define TANH 1
-#define HARD_SIGMOID 2
-#define IDENTITY 3
-
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-#ifdef DOUBLE
-typedef double real;
-typedef unsigned long long bits; /* non-negative numbers are ordered as their bits are */
-#define BITS(v) ((bits)__double_as_longlong(v))
-#define NUMBER(b) __longlong_as_double((i64)(b))
-#else
-typedef float real;
-typedef unsigned int bits;
-#define BITS(v) __float_as_uint(v)
-#define NUMBER(b) __uint_as_float(b)
-#endif
-
 #define BP ((B + 3) / 4 * 4) /* rows of the minibatch in fours */
 #define OP ((O + 3) / 4 * 4)
 #define GROUPS ((H + CLUSTER * 32 * COLUMNS - 1) / (CLUSTER * 32 * COLUMNS)) /* warps side by side */
@@ -85,92 +65,22 @@ struct Problem {
     int minibatches, free_steps, nudged_steps, shared_x, shared_y;
 };
 
-#define ALIGNED(n) __align__((n) * sizeof(real) > 16 ? 16 : (n) * sizeof(real))
-struct ALIGNED(4) Quad { real v[4]; };
 struct ALIGNED(COLUMNS) Columns { real v[COLUMNS]; };
 struct ALIGNED(CHUNK) Chunk { real v[CHUNK]; };
 
-/* ---- clusters ---- */
-
-__device__ __forceinline__ u32 rank_in_cluster() {
-#if CLUSTER == 1
-    return 0;
-#else
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-#endif
-}
-__device__ __forceinline__ void meet() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-/* Messages: values written into the shared memory of a multiprocessor of the cluster, which knows
-   how many to wait for. Barrier x counts the bytes of exchange x; its phase flips when all are in. */
-__device__ __forceinline__ u32 address(const void *place) { return (u32)__cvta_generic_to_shared(place); }
-
-__device__ __forceinline__ void expect(u64 *barrier, u32 count) {
-#if CLUSTER > 1
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
-                 "r"(count * (u32)sizeof(real))
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void send(real *place, u64 *barrier, u32 rank, real value) {
-#if CLUSTER == 1
-    *place = value;
-#else
-    u32 there, signal;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(signal) : "r"(address(barrier)), "r"(rank));
-#ifdef DOUBLE
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
-                 "l"(__double_as_longlong(value)), "r"(signal)
-                 : "memory");
-#else
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-                 "r"(__float_as_uint(value)), "r"(signal)
-                 : "memory");
-#endif
-#endif
-}
-__device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
-#if CLUSTER > 1
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again%=;\n"
-                 "}" ::"r"(address(barrier)),
-                 "r"(phase)
-                 : "memory");
-#endif
-}
-
-/* ---- σ ---- */
-
+enum { SIGMOID, TANH, HARD_SIGMOID, IDENTITY };
 __device__ __forceinline__ real activate(real v) {
-#if ACTIVATION == SIGMOID
+    switch (ACTIVATION) {
 #ifdef DOUBLE
-    return 1.0 / (1.0 + exp(2.0 - 4.0 * v));
+        case SIGMOID: return 1 / (1 + exp(2 - 4 * v));
+        case TANH: return tanh(v);
 #else
-    float power, result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaf(v, -5.77078016f, 2.88539008f)));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
-    return result;
+        case SIGMOID: return reciprocal(1 + power_of_two(fmaf(v, -5.77078016f, 2.88539008f)));
+        case TANH: return tanhf(v);
 #endif
-#elif ACTIVATION == TANH
-#ifdef DOUBLE
-    return tanh(v);
-#else
-    return tanhf(v);
-#endif
-#elif ACTIVATION == HARD_SIGMOID
-    return v < 0 ? (real)0 : (v > 1 ? (real)1 : v); /* NaN stays */
-#else
-    return v;
-#endif
+        case HARD_SIGMOID: return v < 0 ? (real)0 : (v > 1 ? (real)1 : v); /* NaN stays */
+        default: return v;
+    }
 }
 
 /* The sums over SPLIT neighbouring lanes of SET values; a lane is left with `count` of them. */
@@ -243,7 +153,7 @@ struct Shared {
 #define WORD 1
 #endif
 
-/* Begin to fetch the bytes of a minibatch; they are there after `wait_for_bytes` and a barrier. */
+/* Begin to fetch the bytes of a minibatch; they are there after `wait_for_copies` and a barrier. */
 __device__ __forceinline__ void fetch_bytes(const Problem &p, Shared &m, int e, int at) {
     const i64 *sample = p.index + ((i64)at * p.members + e) * B;
     for (int k = threadIdx.x; k < B * (NX / WORD); k += THREADS) {
@@ -252,22 +162,15 @@ __device__ __forceinline__ void fetch_bytes(const Problem &p, Shared &m, int e, 
 #if WORD == 1
         m.raw[b][i] = *from;
 #else
-        u32 to = (u32)__cvta_generic_to_shared(&m.raw[b][i]);
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(WORD) : "memory");
+        copy_in_background<WORD>(&m.raw[b][i], from);
 #endif
     }
     if (threadIdx.x < B) m.label[threadIdx.x] = p.labels[sample[threadIdx.x]];
 }
-__device__ __forceinline__ void wait_for_bytes() {
-#if WORD > 1
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ void read_minibatch(const Problem &p, Shared &m, int e, int first) {
     int t = threadIdx.x;
     if (p.images) {
-        wait_for_bytes();
+        wait_for_copies();
         __syncthreads();
         for (int k = t; k < NX * (BP / 4); k += THREADS) {
             int b = k / NX * 4, i = k % NX;
@@ -528,9 +431,6 @@ struct Part {
                         for (int k = 0; k < CLUSTER; k++) send(place, &m.ready[exchange], k, v[i]);
                     }
         }
-#if CLUSTER == 1
-        __syncthreads();
-#endif
     }
 
     /* h_{t+1} = σ(drive + o_t W_b); `watched`: its largest change is the residual */
@@ -674,8 +574,7 @@ struct Mover {
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     run(const Problem p) {
-    extern __shared__ __align__(16) char memory[];
-    Shared &m = *(Shared *)memory;
+    Shared &m = *(Shared *)shared_memory();
     const int t = threadIdx.x, rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
     const int e = cluster % p.members;
     const int first_sample = cluster / p.members * B; /* other than 0 only where nothing is learned */
@@ -698,10 +597,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     for (int j = t; j < SLICE && j < columns; j += THREADS)
         m.bx[j] = p.bx ? p.bx[(i64)e * H + first_column + j] : (real)0;
     if (t < O) m.bo[t] = p.bo ? p.bo[(i64)e * O + t] : (real)0;
-#if CLUSTER > 1
-    if (t < 2) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&m.ready[t])) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+    if (t < 2) prepare(&m.ready[t]);
     __syncthreads();
     meet(); /* nobody writes to a neighbour that has not cleared its memory */
     if (p.images) fetch_bytes(p, m, e, 0);

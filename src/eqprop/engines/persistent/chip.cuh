@@ -1,0 +1,81 @@
+/* What kernels ask of the chip and C++ has no name for. tests/cuda_on_cpu.hpp has the same names
+   for a CPU, so that the kernels can be tested without a GPU. */
+
+__device__ __forceinline__ char *shared_memory() {
+    extern __shared__ __align__(16) char memory[];
+    return memory;
+}
+
+/* ---- clusters of multiprocessors ---- */
+
+__device__ __forceinline__ u32 rank_in_cluster() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* ---- messages: numbers written into the shared memory of another, who counts them ---- */
+
+__device__ __forceinline__ u32 address(const void *place) { return (u32)__cvta_generic_to_shared(place); }
+__device__ __forceinline__ u32 address_of(const void *place, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
+    return there;
+}
+__device__ __forceinline__ void prepare(u64 *barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+/* One thread says how many numbers the next phase of a barrier takes. */
+__device__ __forceinline__ void expect(u64 *barrier, u32 count) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
+                 "r"(count * (u32)sizeof(real))
+                 : "memory");
+}
+__device__ __forceinline__ void send(real *place, u64 *barrier, u32 rank, real value) {
+#ifdef DOUBLE
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+                     address_of(place, rank)),
+                 "l"(__double_as_longlong(value)), "r"(address_of(barrier, rank))
+                 : "memory");
+#else
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                     address_of(place, rank)),
+                 "r"(__float_as_uint(value)), "r"(address_of(barrier, rank))
+                 : "memory");
+#endif
+}
+/* Wait until the phase, 0 or 1 in turn, has taken them all. */
+__device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again%=;\n"
+                 "}" ::"r"(address(barrier)),
+                 "r"(phase)
+                 : "memory");
+}
+
+/* ---- copies in the background, of 4 or 16 bytes ---- */
+
+template <int size> __device__ __forceinline__ void copy_in_background(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address(to)), "l"(from), "n"(size) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/* ---- within 2 units in the last place ---- */
+
+__device__ __forceinline__ float power_of_two(float v) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}
+__device__ __forceinline__ float reciprocal(float v) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}

@@ -1,0 +1,181 @@
+/* Enough of CUDA to run a kernel of engines/persistent on a CPU, cluster by cluster.
+
+   A thread of the kernel is a fiber: it runs until it has to wait for others. So there are no
+   data races to crash on, but what a kernel forgets to wait for shows as a wrong result in one of
+   two orders, threads first to last or last to first. Shared memory starts as NaN. */
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct Index { int x; };
+static Index threadIdx, blockIdx;
+
+#include "numbers.cuh"
+
+/* ---- fibers ---- */
+
+struct Crowd { int arrived = 0, generation = 0; };
+struct Warp : Crowd { u64 given[2][32]; };
+struct Block : Crowd {
+    std::unique_ptr<char[]> memory;
+    std::vector<Warp> warps;
+};
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    int block, thread;
+    bool done = false;
+};
+static std::vector<Block> blocks;
+static Crowd cluster;
+static Fiber *current;
+static ucontext_t scheduler;
+static long happened; /* grows whenever somebody who waits may go on */
+
+static void let_others_run() { swapcontext(&current->context, &scheduler); }
+static Block &block() { return blocks[current->block]; }
+static Warp &warp() { return block().warps[current->thread / 32]; }
+static int lane() { return current->thread % 32; }
+
+static int wait_for_all(Crowd &crowd, int size) {
+    int generation = crowd.generation;
+    if (++crowd.arrived == size) {
+        crowd.arrived = 0;
+        crowd.generation++;
+        happened++;
+    } else
+        while (crowd.generation == generation) let_others_run();
+    return generation;
+}
+
+/* ---- what CUDA has ---- */
+
+static int block_size;
+static void __syncthreads() { wait_for_all(block(), block_size); }
+
+template <class T> static T __shfl_xor_sync(u32, T value, int mask) {
+    Warp &w = warp();
+    int side = w.generation % 2;
+    w.given[side][lane()] = 0;
+    memcpy(&w.given[side][lane()], &value, sizeof(T));
+    wait_for_all(w, 32);
+    T other;
+    memcpy(&other, &w.given[side][lane() ^ mask], sizeof(T));
+    return other;
+}
+static u32 __ballot_sync(u32, bool value) {
+    Warp &w = warp();
+    int side = w.generation % 2;
+    w.given[side][lane()] = value;
+    wait_for_all(w, 32);
+    u32 all = 0;
+    for (int i = 0; i < 32; i++) all |= (u32)w.given[side][i] << i;
+    return all;
+}
+static int __popc(u32 v) { return __builtin_popcount(v); }
+template <class T> static void atomicMax(T *place, T value) { if (value > *place) *place = value; }
+template <class To, class From> static To same_bits(From v) { To to; memcpy(&to, &v, sizeof to); return to; }
+static u32 __float_as_uint(float v) { return same_bits<u32>(v); }
+static i64 __double_as_longlong(double v) { return same_bits<i64>(v); }
+
+/* ---- what chip.cuh has ---- */
+
+struct Barrier { int missing; short armed, phase; }; /* lies in the u64 of the kernel */
+static_assert(sizeof(Barrier) == sizeof(u64), "a barrier is as large as the chip's");
+
+static char *shared_memory() { return block().memory.get(); }
+static u32 rank_in_cluster() { return current->block; }
+static void meet() { wait_for_all(cluster, block_size * CLUSTER); }
+static void settle(Barrier *barrier) {
+    if (barrier->armed && !barrier->missing) {
+        barrier->armed = 0;
+        barrier->phase ^= 1;
+        happened++;
+    }
+}
+static void prepare(u64 *barrier) { *(Barrier *)barrier = {0, 0, 0}; }
+static void expect(u64 *barrier, u32 count) {
+    Barrier *b = (Barrier *)barrier;
+    if (b->armed) { fprintf(stderr, "a phase is announced twice\n"); abort(); }
+    b->armed = 1;
+    b->missing += count;
+    settle(b);
+}
+static void send(real *place, u64 *barrier, u32 rank, real value) {
+    char *here = shared_memory(), *there = blocks[rank].memory.get();
+    *(real *)(there + ((char *)place - here)) = value;
+    Barrier *b = (Barrier *)(there + ((char *)barrier - here));
+    b->missing--;
+    settle(b);
+}
+static void receive(u64 *barrier, u32 phase) {
+    while ((u32)((Barrier *)barrier)->phase == phase) let_others_run();
+}
+template <int size> static void copy_in_background(void *to, const void *from) { memcpy(to, from, size); }
+static void wait_for_copies() {}
+static float power_of_two(float v) { return exp2f(v); }
+static float reciprocal(float v) { return 1 / v; }
+
+/* ---- running ---- */
+
+static void (*body)();
+static void start() {
+    body();
+    current->done = true;
+    happened++;
+    swapcontext(&current->context, &scheduler);
+}
+
+/* Every thread of a cluster calls `kernel`; 0 if they wait for each other for ever. */
+static int run_cluster(int first_block, int threads, size_t bytes, void (*kernel)(), bool backwards) {
+    const size_t stack = 256 << 10;
+    block_size = threads;
+    body = kernel;
+    blocks.clear();
+    blocks.resize(CLUSTER);
+    cluster = Crowd();
+    for (Block &b : blocks) {
+        b.memory.reset(new (std::align_val_t(128)) char[bytes]);
+        memset(b.memory.get(), 255, bytes);
+        b.warps.resize(threads / 32);
+    }
+    std::vector<Fiber> fibers(CLUSTER * threads);
+    for (size_t i = 0; i < fibers.size(); i++) {
+        Fiber &f = fibers[i];
+        f.block = i / threads;
+        f.thread = i % threads;
+        f.stack.reset(new char[stack]);
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.get();
+        f.context.uc_stack.ss_size = stack;
+        f.context.uc_link = &scheduler;
+        makecontext(&f.context, start, 0);
+    }
+    for (size_t left = fibers.size(); left;) {
+        long before = happened;
+        for (size_t k = 0; k < fibers.size(); k++) {
+            Fiber &f = fibers[backwards ? fibers.size() - 1 - k : k];
+            if (f.done) continue;
+            current = &f;
+            threadIdx.x = f.thread;
+            blockIdx.x = first_block + f.block;
+            swapcontext(&scheduler, &f.context);
+            left -= f.done;
+        }
+        if (happened == before) return 0;
+    }
+    return 1;
+}

@@ -1,0 +1,65 @@
+"""The kernels of engines/persistent compiled for a CPU: see cuda_on_cpu.hpp."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from eqprop.engines.persistent import SOURCES, PersistentEngine
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+DRIVER = """
+#include "cuda_on_cpu.hpp"
+#include "{kernel}"
+static const Problem *problem;
+extern "C" int go(const Problem *p, int clusters, int backwards) {{
+    problem = p;
+    for (int k = 0; k < clusters; k++)
+        if (!run_cluster(k * CLUSTER, THREADS, sizeof(Shared), [] {{ run(*problem); }}, backwards))
+            return 0;
+    return 1;
+}}
+"""
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def _library(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    key = hashlib.sha256(repr(constants).encode()).hexdigest()[:16]
+    source, binary = Path(_folder().name) / f"{key}.cpp", Path(_folder().name) / f"{key}.so"
+    source.write_text(DRIVER.format(kernel=SOURCES[-1].name))
+    flags = [f"-D{name}={value}" for name, value in constants]
+    folders = [f"-I{HERE}", f"-I{SOURCES[-1].parent}"]
+    command = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *folders, *flags]
+    subprocess.run([COMPILER, *command, "-o", str(binary), str(source)], check=True)
+    return ctypes.CDLL(str(binary))
+
+
+class Emulated:
+    """In the place of a compiled kernel."""
+
+    def __init__(self, constants: dict[str, int], backwards: bool) -> None:
+        self._library, self._backwards = _library(tuple(constants.items())), backwards
+
+    def launch(self, clusters: int, parameters: ctypes.Structure) -> None:
+        if not self._library.go(ctypes.byref(parameters), clusters, int(self._backwards)):
+            raise RuntimeError("the threads of the kernel wait for each other for ever")
+
+
+class EmulatedEngine(PersistentEngine):
+    """The persistent engine without a GPU."""
+
+    backwards = False
+
+    def kernel(self, batch: int) -> Emulated:  # type: ignore[override]
+        return Emulated(self._constants(batch, self._clusters[0]), self.backwards)
