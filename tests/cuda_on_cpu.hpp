@@ -23,7 +23,7 @@
 struct Index { int x; };
 static Index threadIdx, blockIdx;
 
-#include "numbers.cuh"
+#include "common.cuh"
 
 /* ---- fibers ---- */
 

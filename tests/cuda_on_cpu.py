@@ -14,9 +14,10 @@ from eqprop.engines.persistent import SOURCES, PersistentEngine
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+REPLACED = ("common.cuh", "chip.cuh")  # included, or spoken for, in cuda_on_cpu.hpp
 DRIVER = """
 #include "cuda_on_cpu.hpp"
-#include "{kernel}"
+{includes}
 static const Problem *problem;
 extern "C" int go(const Problem *p, int clusters, int backwards) {{
     problem = p;
@@ -37,7 +38,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _library(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     key = hashlib.sha256(repr(constants).encode()).hexdigest()[:16]
     source, binary = Path(_folder().name) / f"{key}.cpp", Path(_folder().name) / f"{key}.so"
-    source.write_text(DRIVER.format(kernel=SOURCES[-1].name))
+    includes = [f'#include "{file.name}"' for file in SOURCES if file.name not in REPLACED]
+    source.write_text(DRIVER.format(includes="\n".join(includes)))
     flags = [f"-D{name}={value}" for name, value in constants]
     folders = [f"-I{HERE}", f"-I{SOURCES[-1].parent}"]
     command = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *folders, *flags]

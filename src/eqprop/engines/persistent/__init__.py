@@ -28,7 +28,7 @@ from eqprop.timesteps import RealTime
 __all__ = ["CannotBuild", "PersistentEngine", "limits"]
 
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("numbers.cuh", "chip.cuh", "one_hidden.cu")
+    Path(__file__).with_name(name) for name in ("common.cuh", "chip.cuh", "input.cuh", "output.cuh", "one_hidden.cu")
 )
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
@@ -36,17 +36,20 @@ TILE = 20  # samples that are relaxed together where nothing is learned
 MOST_OUTPUTS, MOST_ROWS, MOST_WARPS = 16, 40, 20
 
 
+PARAMETERS = ("wx", "bx", "wm", "wn", "bm", "wf", "wb", "bo")
+
+
 class _Problem(ctypes.Structure):
-    """`Problem` of one_hidden.cu, field by field."""
+    """`Problem` of common.cuh, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("wx", "bx", "wf", "wb", "bo")),
-        *((f"rate_{name}", ctypes.c_void_p) for name in ("wx", "bx", "wf", "wb", "bo")),
+        *((name, ctypes.c_void_p) for name in PARAMETERS),
+        *((f"rate_{name}", ctypes.c_void_p) for name in PARAMETERS),
         *(
             (name, ctypes.c_void_p)
             for name in ("beta", "images", "labels", "index", "pixel", "x", "y")
         ),
-        *((name, ctypes.c_void_p) for name in ("h", "o", "residual", "wrong", "loss", "clocks")),
+        *((name, ctypes.c_void_p) for name in ("h", "h2", "o", "residual", "wrong", "loss", "clocks")),
         ("inside", ctypes.c_double),
         *(
             (name, ctypes.c_int)
@@ -155,6 +158,8 @@ class PersistentEngine(Engine):
             "ROWS": rows,
             "COLUMNS": columns,
             "SPLIT": split,
+            "SLICE": 32 * slice_,
+            "THREADS": threads,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),

@@ -28,13 +28,12 @@ class CannotBuild(RuntimeError):
 class Kernel:
     """The function `run` of a compiled source."""
 
-    def __init__(self, binary: bytes, cluster: int) -> None:
+    def __init__(self, binary: bytes, cluster: int, threads: int) -> None:
         torch.cuda.current_stream()  # makes PyTorch's context the current one
-        self._driver, self._cluster = _driver(), cluster
+        self._driver, self._cluster, self.threads = _driver(), cluster, threads
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), binary)
         self._call("cuModuleGetFunction", ctypes.byref(self._function), module, b"run")
-        self.threads = self._constant(module, b"threads")
         self.shared_bytes = self._constant(module, b"shared_bytes")
         device = torch.cuda.get_device_properties()
         limit: int = getattr(device, "shared_memory_per_block_optin", 0)
@@ -101,7 +100,7 @@ def compiled(sources: Sequence[Path], constants: Mapping[str, int]) -> Kernel:
     options = [f"-arch=sm_{capability}a", "-std=c++17", "-lineinfo"]
     options += [f"-D{name}={value}" for name, value in constants.items()]
     source = "\n".join(file.read_text("utf-8") for file in sources)
-    return Kernel(_binary(source, tuple(options)), constants["CLUSTER"])
+    return Kernel(_binary(source, tuple(options)), constants["CLUSTER"], constants["THREADS"])
 
 
 @functools.cache

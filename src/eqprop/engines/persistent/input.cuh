@@ -1,0 +1,228 @@
+/* The minibatch and the weights of the input, which stay in global memory: read once for the drive
+   and moved once a minibatch, in the rows of pixels that are not zero throughout. */
+
+/* The products with the input weights: a pair of columns and a part of the pixels a thread. */
+#define PAIRS (SLICE / 2)
+#ifdef DOUBLE
+#define MOST_PARTS 6 /* their sums must fit */
+#else
+#define MOST_PARTS 20
+#endif
+#define PARTS (THREADS / PAIRS > MOST_PARTS ? MOST_PARTS : THREADS / PAIRS < 1 ? 1 : THREADS / PAIRS)
+#define HALF ((PARTS + 1) / 2)
+
+#if NX % 16 == 0
+#define WORD 16
+#elif NX % 4 == 0
+#define WORD 4
+#else
+#define WORD 1
+#endif
+
+/* Begin to fetch the bytes of a minibatch; they are there after `wait_for_copies` and a barrier. */
+template <class M> __device__ __forceinline__ void fetch_bytes(const Problem &p, M &m, int e, int at) {
+    const i64 *sample = p.index + ((i64)at * p.members + e) * B;
+    for (int k = threadIdx.x; k < B * (NX / WORD); k += THREADS) {
+        int b = k / (NX / WORD), i = k % (NX / WORD) * WORD;
+        const unsigned char *from = p.images + sample[b] * NX + i;
+#if WORD == 1
+        m.raw[b][i] = *from;
+#else
+        copy_in_background<WORD>(&m.raw[b][i], from);
+#endif
+    }
+    if (threadIdx.x < B) m.label[threadIdx.x] = p.labels[sample[threadIdx.x]];
+}
+template <class M> __device__ __forceinline__ void read_minibatch(const Problem &p, M &m, int e, int first) {
+    int t = threadIdx.x;
+    if (p.images) {
+        wait_for_copies();
+        __syncthreads();
+        for (int k = t; k < NX * (BP / 4); k += THREADS) {
+            int b = k / NX * 4, i = k % NX;
+            Quad x;
+            for (int r = 0; r < 4; r++) x.v[r] = b + r < B ? m.pixel[m.raw[b + r][i]] : (real)0;
+            *(Quad *)&m.x[i][b] = x;
+        }
+        for (int k = t; k < BP * OP; k += THREADS) {
+            int b = k / OP, o = k % OP;
+            m.y[b][o] = b < B && m.label[b] == o;
+        }
+    } else {
+        const real *x = p.x + (p.shared_x ? 0 : (i64)e * p.samples * NX);
+        const real *y = p.y ? p.y + (p.shared_y ? 0 : (i64)e * p.samples * O) : 0;
+        for (int k = t; k < NX * BP; k += THREADS) {
+            int b = k / NX, i = k % NX;
+            m.x[i][b] = b < B && first + b < p.samples ? x[(i64)(first + b) * NX + i] : (real)0;
+        }
+        for (int k = t; k < BP * OP; k += THREADS) {
+            int b = k / OP, o = k % OP;
+            m.y[b][o] = y && b < B && o < O && first + b < p.samples ? y[(i64)(first + b) * O + o] : (real)0;
+        }
+    }
+    __syncthreads();
+    /* the pixels that are not zero in every sample, in order */
+    const int words = (NX + 31) / 32;
+    for (int w = t / 32; w < words; w += THREADS / 32) {
+        int i = 32 * w + t % 32;
+        bool any = false;
+        if (i < NX)
+            for (int b = 0; b < BP; b++) any |= m.x[i][b] != 0;
+        u32 bits = __ballot_sync(~0u, any);
+        if (t % 32 == 0) m.lit[w] = bits;
+    }
+    __syncthreads();
+    for (int w = t / 32; w < words; w += THREADS / 32) {
+        int before = 0;
+        for (int v = 0; v < w; v++) before += __popc(m.lit[v]);
+        u32 bits = m.lit[w], lane = t % 32;
+        if (bits >> lane & 1) m.active[before + __popc(bits & ((1u << lane) - 1))] = 32 * w + lane;
+        if (w == words - 1 && lane == 0) m.actives = before + __popc(bits);
+    }
+    __syncthreads();
+}
+
+/* c_w G + c_b with G = X Xᵀ, in blocks of 4 × 4, each the work of a warp. */
+template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c_b) {
+    int lane = threadIdx.x % 32;
+    const int blocks = BP / 4 * (BP / 4);
+    for (int k = threadIdx.x / 32; k < blocks; k += THREADS / 32) {
+        int rows = k / (BP / 4) * 4, cols = k % (BP / 4) * 4;
+        if (cols > rows) continue;
+        real sum[4][4] = {};
+        for (int i = lane; i < NX; i += 32) {
+            Quad a = *(const Quad *)&m.x[i][rows], b = *(const Quad *)&m.x[i][cols];
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) sum[r][c] += a.v[r] * b.v[c];
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+#pragma unroll
+                for (int mask = 16; mask; mask >>= 1) sum[r][c] += __shfl_xor_sync(~0u, sum[r][c], mask);
+                if (lane == 0) m.spread[rows + r][cols + c] = m.spread[cols + c][rows + r] = c_w * sum[r][c] + c_b;
+            }
+    }
+}
+
+/* Two neighbouring columns of a row of W_x; the second may be beyond the last. */
+#if H % 2 == 0
+struct __align__(2 * sizeof(real)) Pair { real v[2]; };
+#else
+struct Pair { real v[2]; };
+#endif
+__device__ __forceinline__ Pair load(const real *w, bool whole) {
+#if H % 2 == 0
+    return *(const Pair *)w;
+#else
+    return {w[0], whole ? w[1] : (real)0};
+#endif
+}
+__device__ __forceinline__ void store(real *w, bool whole, Pair v) {
+#if H % 2 == 0
+    *(Pair *)w = v;
+#else
+    w[0] = v.v[0];
+    if (whole) w[1] = v.v[1];
+#endif
+}
+#define AHEAD 4 /* rows that are loaded before the first is used */
+
+/* X W_x into m.sums[0]. */
+template <class M> __device__ __forceinline__ void input_drive(const real *wx, M &m, int first_column) {
+    int part = threadIdx.x / PAIRS, j = threadIdx.x % PAIRS * 2;
+    bool works = part < PARTS && first_column + j < H, whole = first_column + j + 1 < H;
+    const real *w = wx + first_column + j;
+    real sum[BP][2] = {};
+    int end = works ? m.actives : 0;
+    for (int k = part; k < end; k += AHEAD * PARTS) {
+        Pair row[AHEAD];
+        int pixel[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            bool there = k + a * PARTS < end;
+            pixel[a] = there ? m.active[k + a * PARTS] : -1;
+            row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Pair{0, 0};
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            if (pixel[a] < 0) break;
+#pragma unroll
+            for (int b = 0; b < BP; b += 4) {
+                Quad x = *(const Quad *)&m.x[pixel[a]][b];
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    sum[b + r][0] += x.v[r] * row[a].v[0];
+                    sum[b + r][1] += x.v[r] * row[a].v[1];
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = PARTS; n > 1; n = (n + 1) / 2) {
+        int half = (n + 1) / 2;
+        if (part >= half && part < n)
+#pragma unroll
+            for (int b = 0; b < BP; b++) {
+                m.sums[part - half][b][j] = sum[b][0];
+                m.sums[part - half][b][j + 1] = sum[b][1];
+            }
+        __syncthreads();
+        if (part + half < n)
+#pragma unroll
+            for (int b = 0; b < BP; b++) {
+                sum[b][0] += m.sums[part][b][j];
+                sum[b][1] += m.sums[part][b][j + 1];
+            }
+        __syncthreads();
+    }
+    if (part == 0)
+#pragma unroll
+        for (int b = 0; b < BP; b++) {
+            m.sums[0][b][j] = sum[b][0];
+            m.sums[0][b][j + 1] = sum[b][1];
+        }
+    __syncthreads();
+}
+
+/* W_x += c Xᵀ (now − first), in the rows of active pixels. */
+template <class M>
+__device__ __forceinline__ void move_input_weights(
+    real *wx, M &m, const real (*now)[SLICE], const real (*first)[SLICE], int first_column, real c) {
+    int part = threadIdx.x / PAIRS, j = threadIdx.x % PAIRS * 2;
+    bool works = part < PARTS && first_column + j < H, whole = first_column + j + 1 < H;
+    if (!works || c == 0) return;
+    real moved[BP][2];
+#pragma unroll
+    for (int b = 0; b < BP; b++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) moved[b][i] = c * (now[b][j + i] - first[b][j + i]);
+    real *w = wx + first_column + j;
+    for (int k = part; k < m.actives; k += AHEAD * PARTS) {
+        Pair row[AHEAD];
+        int pixel[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            bool there = k + a * PARTS < m.actives;
+            pixel[a] = there ? m.active[k + a * PARTS] : -1;
+            row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Pair{0, 0};
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            if (pixel[a] < 0) break;
+#pragma unroll
+            for (int b = 0; b < BP; b += 4) {
+                Quad x = *(const Quad *)&m.x[pixel[a]][b];
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    row[a].v[0] += x.v[r] * moved[b + r][0];
+                    row[a].v[1] += x.v[r] * moved[b + r][1];
+                }
+            }
+            store(w + (i64)pixel[a] * H, whole, row[a]);
+        }
+    }
+}
