@@ -28,7 +28,10 @@ static Index threadIdx, blockIdx;
 /* ---- fibers ---- */
 
 struct Crowd { int arrived = 0, generation = 0; };
-struct Warp : Crowd { u64 given[2][32]; };
+struct Warp : Crowd {
+    u64 given[2][32];
+    char shown[2][32 * sizeof(u64[6])];
+};
 struct Block : Crowd {
     std::unique_ptr<char[]> memory;
     std::vector<Warp> warps;
@@ -85,11 +88,13 @@ static u32 __ballot_sync(u32, bool value) {
     for (int i = 0; i < 32; i++) all |= (u32)w.given[side][i] << i;
     return all;
 }
+static void __syncwarp() { wait_for_all(warp(), 32); }
 static int __popc(u32 v) { return __builtin_popcount(v); }
 template <class T> static void atomicMax(T *place, T value) { if (value > *place) *place = value; }
 template <class To, class From> static To same_bits(From v) { To to; memcpy(&to, &v, sizeof to); return to; }
 static u32 __float_as_uint(float v) { return same_bits<u32>(v); }
 static i64 __double_as_longlong(double v) { return same_bits<i64>(v); }
+static float __uint_as_float(u32 v) { return same_bits<float>(v); }
 
 /* ---- what chip.cuh has ---- */
 
@@ -128,6 +133,47 @@ template <int size> static void copy_in_background(void *to, const void *from) {
 static void wait_for_copies() {}
 static float power_of_two(float v) { return exp2f(v); }
 static float reciprocal(float v) { return 1 / v; }
+
+/* What each lane gives, to all of the warp. */
+template <class T> static const T *gather(const T &mine) {
+    static_assert(sizeof(T) <= sizeof(u64[6]), "");
+    Warp &w = warp();
+    int side = w.generation % 2;
+    memcpy(w.shown[side] + lane() * sizeof(T), &mine, sizeof(T));
+    wait_for_all(w, 32);
+    return (const T *)w.shown[side];
+}
+
+static float from_half(u32 bits16) { return same_bits<_Float16>((unsigned short)bits16); }
+static u32 to_half(float v) { return same_bits<unsigned short>((_Float16)v); }
+static u32 halves(float first, float second) { return to_half(first) | to_half(second) << 16; }
+static float first_half(u32 word) { return from_half(word); }
+static float second_half(u32 word) { return from_half(word >> 16); }
+
+struct Fragments { u32 a[4], b[2]; };
+static void multiply_add(float *c, const u32 *a, const u32 *b) {
+    Fragments mine;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    const Fragments *all = gather(mine);
+    for (int i = 0; i < 4; i++) {
+        int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            u32 left = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
+            u32 right = all[column * 4 + k % 8 / 2].b[k / 8];
+            c[i] += from_half(k % 2 ? left >> 16 : left) * from_half(k % 2 ? right >> 16 : right);
+        }
+    }
+}
+static void load_transposed(u32 *to, const void *row) {
+    const void *const *rows = gather(row);
+    for (int matrix = 0; matrix < 4; matrix++) {
+        u32 word = 0;
+        for (int i = 0; i < 2; i++)
+            word |= (u32)((const unsigned short *)rows[matrix * 8 + lane() % 4 * 2 + i])[lane() / 4] << 16 * i;
+        to[matrix] = word;
+    }
+}
 
 /* ---- running ---- */
 

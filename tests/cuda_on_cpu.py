@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from eqprop.engines.persistent import SOURCES, PersistentEngine
+from eqprop.engines.persistent import FOLDER, PersistentEngine
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -35,13 +35,13 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def _library(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-    key = hashlib.sha256(repr(constants).encode()).hexdigest()[:16]
+def _library(sources: tuple[str, ...], constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    key = hashlib.sha256(repr((sources, constants)).encode()).hexdigest()[:16]
     source, binary = Path(_folder().name) / f"{key}.cpp", Path(_folder().name) / f"{key}.so"
-    includes = [f'#include "{file.name}"' for file in SOURCES if file.name not in REPLACED]
+    includes = [f'#include "{name}"' for name in sources if name not in REPLACED]
     source.write_text(DRIVER.format(includes="\n".join(includes)))
     flags = [f"-D{name}={value}" for name, value in constants]
-    folders = [f"-I{HERE}", f"-I{SOURCES[-1].parent}"]
+    folders = [f"-I{HERE}", f"-I{FOLDER}"]
     command = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *folders, *flags]
     subprocess.run([COMPILER, *command, "-o", str(binary), str(source)], check=True)
     return ctypes.CDLL(str(binary))
@@ -50,8 +50,11 @@ def _library(constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
 class Emulated:
     """In the place of a compiled kernel."""
 
-    def __init__(self, constants: dict[str, int], backwards: bool) -> None:
-        self._library, self._backwards = _library(tuple(constants.items())), backwards
+    def __init__(
+        self, sources: tuple[str, ...], constants: dict[str, int], backwards: bool
+    ) -> None:
+        self._library = _library(sources, tuple(constants.items()))
+        self._backwards = backwards
 
     def launch(self, clusters: int, parameters: ctypes.Structure) -> None:
         if not self._library.go(ctypes.byref(parameters), clusters, int(self._backwards)):
@@ -64,4 +67,5 @@ class EmulatedEngine(PersistentEngine):
     backwards = False
 
     def kernel(self, batch: int) -> Emulated:  # type: ignore[override]
-        return Emulated(self._constants(batch, self._clusters[0]), self.backwards)
+        constants = self._constants(batch, self._clusters[0])
+        return Emulated(self._sources, constants, self.backwards)

@@ -30,10 +30,15 @@ SHAPES = (
     ((784, 128, 10), 20, 2, 4),
     ((9, 200, 16), 20, 3, 2),
 )
+DEEP = ((9, 20, 30, 5), 7, 2, 4)
+DEEP_RULES = tuple(rule for rule in RULES if "tied" not in rule)
 CASES = [
     *(pytest.param(rule, "cuda", *shape, marks=needs_gpu) for rule in RULES for shape in SHAPES),
     *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in RULES),
     *(pytest.param("C-VF", "cpu", *SHAPES[k], marks=needs_compiler) for k in (0, 2, 6)),
+    *(pytest.param(rule, "cuda", *DEEP, marks=needs_gpu) for rule in DEEP_RULES),
+    *(pytest.param(rule, "cpu", *DEEP, marks=needs_compiler) for rule in DEEP_RULES),
+    pytest.param("C-VF", "cpu", (5, 70, 33, 3), 9, 1, 1, marks=needs_compiler),
 ]
 
 
@@ -80,11 +85,11 @@ def test_one_minibatch(rule, device, sizes, batch, members, cluster):
 
 
 @pytest.mark.parametrize("device", [GPU, CPU])
-@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
-def test_layers_in_turn(rule, device):
+@pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
+@pytest.mark.parametrize("rule", ["C-EP", "C-VF"])
+def test_layers_in_turn(rule, sizes, cluster, device):
     for steps in (12, 11):
-        sizes = (9, 63, 5)
-        pair = build_pair(rule, device, sizes, 2, 2, in_turn=True, free_steps=steps)
+        pair = build_pair(rule, device, sizes, 2, cluster, in_turn=True, free_steps=steps)
         assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
 
 
@@ -105,14 +110,14 @@ def bytes_of(n, pixels, classes, device="cpu"):
 
 
 @pytest.mark.parametrize("device", [GPU, CPU])
-@pytest.mark.parametrize("pixels", [30, 48])  # copied byte by byte, and sixteen at a time
-@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
-def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, pixels, device):
-    count = 100 if device == "cuda" else 8
+@pytest.mark.parametrize(("hidden", "cluster"), [((63,), 2), ((20, 30), 4)])
+@pytest.mark.parametrize(("rule", "pixels"), [("C-EP", 30), ("C-VF", 48)])  # copied as bytes, words
+def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluster, pixels, device):
+    count = 100 if device == "cuda" else 4
     source = torch.Generator().manual_seed(2)
     index = torch.randint(200, (count, 3, 7), generator=source)
     signs = 2.0 * torch.randint(2, (count, 3), generator=source) - 1
-    slow, fast = build_pair(rule, device, (pixels, 63, 5), 3, 2)
+    slow, fast = build_pair(rule, device, (pixels, *hidden, 5), 3, cluster)
     a = slow.run(bytes_of(200, pixels, 5), index, signs)
     b = fast.run(bytes_of(200, pixels, 5, device), index.to(device), signs)
     fast.model.cpu()
@@ -124,21 +129,26 @@ def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, pixels, device
 FLOAT32 = [
     *(pytest.param(rule, "cuda", (40, 512, 10), 20, 8, marks=needs_gpu) for rule in RULES),
     *(
-        pytest.param(rule, "cpu", (9, 63, 5), 7, 2, marks=needs_compiler)
+        pytest.param(rule, "cuda", (784, 512, 512, 10), 20, 16, marks=needs_gpu)
+        for rule in DEEP_RULES
+    ),
+    *(
+        pytest.param(rule, "cpu", sizes, 7, cluster, marks=needs_compiler)
         for rule in ("EP", "C-EP", "C-VF")
+        for sizes, cluster in (((9, 63, 5), 2), ((9, 20, 30, 5), 4))
     ),
 ]
 
 
 @pytest.mark.parametrize(("rule", "device", "sizes", "batch", "cluster"), FLOAT32)
 def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, batch, cluster):
-    exact, _ = build_pair(rule, device, sizes, 2, cluster)
+    exact, _ = build_pair(rule, "cpu", sizes, 2, cluster)
     slow, fast = build_pair(rule, device, sizes, 2, cluster, dtype=torch.float32)
     for engine in (slow, fast):
         pairs = zip(engine.model.parameters(), exact.model.parameters(), strict=True)
         for p, q in pairs:
             p.data.copy_(q)
-    for m in range(5):
+    for m in range(5 if device == "cuda" else 2):
         x, y = minibatch(m, sizes, 2, batch)
         exact.step(x, y)
         slow.step(x.float(), y.float())
@@ -149,8 +159,9 @@ def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, ba
 
 
 @pytest.mark.parametrize("device", [GPU, CPU])
-def test_relaxing_many_samples(device):
-    slow, fast = build_pair("C-EP", device, (9, 63, 5), 2, 2)
+@pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
+def test_relaxing_many_samples(sizes, cluster, device):
+    slow, fast = build_pair("C-EP", device, sizes, 2, cluster)
     x = torch.rand(53, 9, dtype=torch.float64)
     a, b = slow.relax(x, 9), fast.relax(x.to(device), 9)
     for mine, theirs in zip(b.state, a.state, strict=True):
@@ -185,11 +196,12 @@ def test_the_same_numbers_every_time(cluster):
 
 
 def test_a_network_it_cannot_hold_is_named():
-    net = eqprop.layered(9, 8, 8, 5)
     rule = eqprop.EP(beta=0.3, free_steps=4, nudged_steps=2)
     with pytest.raises(ValueError, match="not on a GPU"):
-        eqprop.make_engine(net, rule, 0.1, "persistent")
-    assert "one hidden layer" in limits(net, rule)
+        eqprop.make_engine(eqprop.layered(9, 8, 5), rule, 0.1, "persistent")
     assert limits(eqprop.layered(9, 8, 5), rule) is None
+    assert limits(eqprop.layered(9, 512, 8, 5), rule) is None
+    assert "512 neurons" in limits(eqprop.layered(9, 513, 8, 5), rule)
+    assert "one or two hidden" in limits(eqprop.layered(9, 8, 8, 8, 5), rule)
     assert "real time" in limits(eqprop.layered(9, 8, 5, time=eqprop.RealTime(0.1)), rule)
     assert "16 outputs" in limits(eqprop.layered(9, 8, 17), rule)

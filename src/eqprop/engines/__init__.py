@@ -41,7 +41,8 @@ def make_engine(
     "auto" takes the fastest engine that can run this combination, "reference" the plain one for
     any model, "native" the compiled one for layered networks on the CPU, which runs `threads`
     members at a time (default: one a core), "telescoped" the one that a GPU runs as a graph,
-    "persistent" the kernel that holds a network with one hidden layer on the chip of a GPU.
+    "persistent" the kernels that hold a network with one or two hidden layers on the chip of a
+    GPU.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
@@ -70,7 +71,8 @@ def make_engine(
                 SlowEngine,
                 stacklevel=2,
             )
-    if kind == "persistent" or (kind == "auto" and not on_cpu):
+    # the kernel for two hidden layers has not been run on a GPU yet, so it has to be asked for
+    if kind == "persistent" or (kind == "auto" and not on_cpu and len(model.layers) != 3):
         try:
             if on_cpu:
                 raise CannotBuildForGPU("the parameters are not on a GPU")

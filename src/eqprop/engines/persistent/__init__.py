@@ -1,7 +1,6 @@
-"""The persistent engine for a GPU: networks with one hidden layer that stay on the chip.
+"""The persistent engine for a GPU: networks with one or two hidden layers that stay on the chip.
 
-One launch runs many minibatches of every member; `one_hidden.cu` says how. `naive.py` is the
-same computation in plain PyTorch.
+One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidden.cu` say how.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from eqprop.timesteps import RealTime
 
 __all__ = ["CannotBuild", "PersistentEngine", "limits"]
 
-SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("common.cuh", "chip.cuh", "input.cuh", "output.cuh", "one_hidden.cu")
-)
+FOLDER = Path(__file__).parent
+COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
 TILE = 20  # samples that are relaxed together where nothing is learned
 MOST_OUTPUTS, MOST_ROWS, MOST_WARPS = 16, 40, 20
+MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
 
 
 PARAMETERS = ("wx", "bx", "wm", "wn", "bm", "wf", "wb", "bo")
@@ -49,7 +48,10 @@ class _Problem(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("beta", "images", "labels", "index", "pixel", "x", "y")
         ),
-        *((name, ctypes.c_void_p) for name in ("h", "h2", "o", "residual", "wrong", "loss", "clocks")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("h", "h2", "o", "residual", "wrong", "loss", "clocks")
+        ),
         ("inside", ctypes.c_double),
         *(
             (name, ctypes.c_int)
@@ -68,19 +70,25 @@ class _Problem(ctypes.Structure):
 
 def limits(model: Network, rule: TwoPhase) -> str | None:
     """What keeps this engine from a layered network that the captured graph can run."""
-    if len(model.layers) != 2:
-        return "a network with other than one hidden layer"
+    if len(model.layers) not in (2, 3):
+        return "a network with other than one or two hidden layers"
     if isinstance(model.time, RealTime):
         return "real time"
     if model.layer_sizes[-1] > MOST_OUTPUTS:
         return f"more than {MOST_OUTPUTS} outputs"
     if rule.tolerance is not None:
         return "a tolerance"
+    if len(model.layers) == 3:
+        widest, tied = max(model.layer_sizes[:2]), all(s.tied for s in model.synapses)
+        if widest > MOST_SEGMENT * 4:
+            return f"two hidden layers of more than {MOST_SEGMENT * 4} neurons"
+        if tied and not isinstance(rule, (EP, ContinualEP)):
+            return "VF on tied weights with two hidden layers"
     return None
 
 
 class PersistentEngine(Engine):
-    """Trains an ensemble of networks with one hidden layer, each on multiprocessors of its own."""
+    """Trains an ensemble of networks, each on multiprocessors of its own."""
 
     chunk = 500
     relaxes = 2000
@@ -97,7 +105,12 @@ class PersistentEngine(Engine):
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
         self._reference = ReferenceEngine(model, rule, rates, cost)
-        self._clusters = CLUSTERS if cluster is None else (cluster,)
+        deep = len(model.layers) == 3
+        self._sources = (*COMMON, "two_hidden.cu" if deep else "one_hidden.cu")
+        self._states = ("h", "h2", "o") if deep else ("h", "o")
+        self._smallest = 16 if deep else 2  # the cluster to take where not all members fit at once
+        usable = tuple(c for c in CLUSTERS if not deep or c in (16, 4, 1))
+        self._clusters = usable if cluster is None else (cluster,)
         self._kernels: dict[int, Kernel] = {}
         self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch
         if profile:
@@ -119,10 +132,11 @@ class PersistentEngine(Engine):
             reason, chosen = "no multiprocessor is large enough", None
             multiprocessors = torch.cuda.get_device_properties().multi_processor_count
             for cluster in self._clusters:
-                if self._members * cluster > multiprocessors and cluster > 2:
+                if self._members * cluster > multiprocessors and cluster > self._smallest:
                     continue
                 try:
-                    candidate = compiled(SOURCES, self._constants(batch, cluster))
+                    sources = [FOLDER / name for name in self._sources]
+                    candidate = compiled(sources, self._constants(batch, cluster))
                 except CannotBuild as error:
                     reason = str(error)
                     continue
@@ -140,26 +154,32 @@ class PersistentEngine(Engine):
         assert isinstance(rule, TwoPhase)
         if batch > MOST_ROWS:
             raise CannotBuild(f"a batch of more than {MOST_ROWS}")
-        H, outputs = net.layer_sizes
-        slice_ = math.ceil(H / cluster / 32)  # in warps of one column a lane
-        columns = 4 if slice_ % 4 == 0 else 2 if slice_ % 2 == 0 else 1
-        groups = slice_ // columns
-        rows = next((r for r in (2, 4, 8) if groups * math.ceil(batch / r) <= MOST_WARPS), None)
-        if rows is None:
-            raise CannotBuild(f"{H} hidden neurons in a cluster of {cluster}")
-        threads, sums = 32 * groups * math.ceil(batch / rows), math.ceil(batch / 5) * outputs
-        split = next((n for n in (32, 16, 8) if n * sums <= threads), 4)
-        constants = {
+        *hidden, outputs = net.layer_sizes
+        slice_ = math.ceil(max(hidden) / cluster / 32)  # in warps of one column a lane
+        constants = {"H": hidden[0], "CLUSTER": cluster, "SLICE": 32 * slice_}
+        if len(hidden) == 1:
+            columns = 4 if slice_ % 4 == 0 else 2 if slice_ % 2 == 0 else 1
+            groups = slice_ // columns
+            rows = next((r for r in (2, 4, 8) if groups * math.ceil(batch / r) <= MOST_WARPS), None)
+            if rows is None:
+                raise CannotBuild(f"{hidden[0]} hidden neurons in a cluster of {cluster}")
+            warps = groups * math.ceil(batch / rows)
+            parts = 20 if net.dtype == torch.float32 else 6
+            constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
+        else:
+            grid = math.isqrt(cluster)
+            if 32 * slice_ * grid > MOST_SEGMENT:
+                raise CannotBuild(f"{max(hidden)} hidden neurons in a cluster of {cluster}")
+            warps = 4 * slice_ * grid
+            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "MOST_PARTS": 6}
+        sums = math.ceil(batch / 5) * outputs
+        split = next((n for n in (32, 16, 8) if n * sums <= 32 * warps), 4)
+        constants |= {
             "NX": net.input.size,
-            "H": H,
             "O": outputs,
             "B": batch,
-            "CLUSTER": cluster,
-            "ROWS": rows,
-            "COLUMNS": columns,
+            "THREADS": 32 * warps,
             "SPLIT": split,
-            "SLICE": 32 * slice_,
-            "THREADS": threads,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),
@@ -248,24 +268,27 @@ class PersistentEngine(Engine):
         p = _Problem()
         p.members, p.samples = self._members, samples
         p.clocks = None if self.clocks is None else self.clocks.data_ptr()
-        fields = {"wx": (0, "weight"), "bx": (0, "bias"), "wf": (1, "weight")}
-        fields |= {"wb": (1, "backward_weight"), "bo": (1, "bias")}
+        last = len(net.synapses) - 1
+        fields = {"wx": (0, "weight"), "bx": (0, "bias"), "bo": (last, "bias")}
+        fields |= {"wf": (last, "weight"), "wb": (last, "backward_weight")}
+        if last == 2:
+            fields |= {"wm": (1, "weight"), "wn": (1, "backward_weight"), "bm": (1, "bias")}
         keep: dict[str, Tensor] = {}
         for short, (k, field) in fields.items():
             parameter = getattr(net.synapses[k], field)
             setattr(p, short, None if parameter is None else parameter.data_ptr())
-            if short == "wb" and self._tied:
+            if short in ("wb", "wn") and self._tied:
                 field = "weight"  # one weight moves by both of its ends
             keep[short] = self._rate(f"synapses.{k}.{field}", samples)
             setattr(p, f"rate_{short}", keep[short].data_ptr())
         rescale = rule.rescale if isinstance(rule, Continual) else None
         p.inside = 0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale
-        for name, n in zip(("h", "o"), net.layer_sizes, strict=True):
+        for name, n in zip(self._states, net.layer_sizes, strict=True):
             shape = (*net.ensemble, samples, n)
             keep[name] = torch.empty(shape, dtype=net.dtype, device=self._device)
         shape = (*net.ensemble, samples)
         keep["residual"] = torch.zeros(shape, dtype=net.dtype, device=self._device)
-        for name in ("h", "o", "residual"):
+        for name in (*self._states, "residual"):
             setattr(p, name, keep[name].data_ptr())
         return p, keep
 
@@ -285,7 +308,7 @@ class PersistentEngine(Engine):
         self.kernel(batch).launch(self._members * tiles, p)
         residual, shape = keep["residual"], self.model.ensemble
         return Relaxation(
-            state=(keep["h"], keep["o"]),
+            state=tuple(keep[name] for name in self._states),
             residual=float(residual.max()),
             steps=free_steps,
             sample_residual=residual,

@@ -79,3 +79,36 @@ __device__ __forceinline__ float reciprocal(float v) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
     return result;
 }
+
+/* ---- products of float16 matrices with float32 sums, by a warp ---- */
+
+/* two float16 in a word, the first in the lower half */
+__device__ __forceinline__ u32 halves(float first, float second) {
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+__device__ __forceinline__ float first_half(u32 word) {
+    float value;
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(value) : "r"(word));
+    return value;
+}
+__device__ __forceinline__ float second_half(u32 word) {
+    float value;
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(value) : "r"(word));
+    return value;
+}
+/* c += a b, of 16 × 16 and 16 × 8, spread over the warp as PTX describes for mma.m16n8k16 */
+__device__ __forceinline__ void multiply_add(float *c, const u32 *a, const u32 *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+/* Four 8 × 8 matrices, transposed; lane l knows where row l % 8 of matrix l / 8 lies. */
+__device__ __forceinline__ void load_transposed(u32 *to, const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address(row))
+                 : "memory");
+}

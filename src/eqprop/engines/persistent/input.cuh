@@ -1,13 +1,9 @@
 /* The minibatch and the weights of the input, which stay in global memory: read once for the drive
    and moved once a minibatch, in the rows of pixels that are not zero throughout. */
 
-/* The products with the input weights: a pair of columns and a part of the pixels a thread. */
+/* The products with the input weights: a pair of columns and a part of the pixels a thread, at most
+   MOST_PARTS, whose sums must fit. */
 #define PAIRS (SLICE / 2)
-#ifdef DOUBLE
-#define MOST_PARTS 6 /* their sums must fit */
-#else
-#define MOST_PARTS 20
-#endif
 #define PARTS (THREADS / PAIRS > MOST_PARTS ? MOST_PARTS : THREADS / PAIRS < 1 ? 1 : THREADS / PAIRS)
 #define HALF ((PARTS + 1) / 2)
 
@@ -19,9 +15,11 @@
 #define WORD 1
 #endif
 
-/* Begin to fetch the bytes of a minibatch; they are there after `wait_for_copies` and a barrier. */
+/* Begin to fetch the bytes of a minibatch into m.raw, where there is room for that, and its labels;
+   they are there after `wait_for_copies` and a barrier. */
 template <class M> __device__ __forceinline__ void fetch_bytes(const Problem &p, M &m, int e, int at) {
     const i64 *sample = p.index + ((i64)at * p.members + e) * B;
+#if PREFETCH
     for (int k = threadIdx.x; k < B * (NX / WORD); k += THREADS) {
         int b = k / (NX / WORD), i = k % (NX / WORD) * WORD;
         const unsigned char *from = p.images + sample[b] * NX + i;
@@ -31,9 +29,19 @@ template <class M> __device__ __forceinline__ void fetch_bytes(const Problem &p,
         copy_in_background<WORD>(&m.raw[b][i], from);
 #endif
     }
+#endif
     if (threadIdx.x < B) m.label[threadIdx.x] = p.labels[sample[threadIdx.x]];
 }
-template <class M> __device__ __forceinline__ void read_minibatch(const Problem &p, M &m, int e, int first) {
+template <class M>
+__device__ __forceinline__ unsigned char byte_of(const Problem &p, const M &m, int e, int at, int b, int i) {
+#if PREFETCH
+    return m.raw[b][i];
+#else
+    return p.images[p.index[((i64)at * p.members + e) * B + b] * NX + i];
+#endif
+}
+
+template <class M> __device__ __forceinline__ void read_minibatch(const Problem &p, M &m, int e, int at, int first) {
     int t = threadIdx.x;
     if (p.images) {
         wait_for_copies();
@@ -41,7 +49,7 @@ template <class M> __device__ __forceinline__ void read_minibatch(const Problem 
         for (int k = t; k < NX * (BP / 4); k += THREADS) {
             int b = k / NX * 4, i = k % NX;
             Quad x;
-            for (int r = 0; r < 4; r++) x.v[r] = b + r < B ? m.pixel[m.raw[b + r][i]] : (real)0;
+            for (int r = 0; r < 4; r++) x.v[r] = b + r < B ? m.pixel[byte_of(p, m, e, at, b + r, i)] : (real)0;
             *(Quad *)&m.x[i][b] = x;
         }
         for (int k = t; k < BP * OP; k += THREADS) {

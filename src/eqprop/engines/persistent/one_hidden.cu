@@ -168,7 +168,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     int exchange = 0, phase = 0;
     for (int at = 0; at < p.minibatches; at++) {
         STAMP(15)
-        read_minibatch(p, m, e, first_sample);
+        read_minibatch(p, m, e, at, first_sample);
         STAMP(0)
         if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
         const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
