@@ -21,6 +21,7 @@ from eqprop.paper import angles, curves, psi, speed, tables, training
 from eqprop.paper.blocks import Chart, Table, Text
 from eqprop.paper.catalogue import find, items
 from eqprop.paper.item import Item, Order, Results, Row
+from eqprop.paper.psi import BESIDE
 from eqprop.paper.published import ANGLES, FULL_TABLE
 from eqprop.paper.training import RUNS
 from eqprop.paper.verdict import Measured
@@ -309,10 +310,11 @@ def test_error_against_psi_draws_every_reading_beside_the_paper(results: Results
     (panel,) = chart.panels
     paper, ours, in_turn = panel.lines
     assert [line.label for line in panel.lines] == ["paper", "as released", "in-turn, quick"]
-    assert paper.x == ours.x == ours.y == ANGLES
+    assert paper.x == ours.y == ANGLES
+    assert ours.x == tuple(angle + BESIDE for angle in ANGLES)
     assert paper.y == tuple(r.test.mean for r in FULL_TABLE if r.recipe == "c-vf-1h")
     assert paper.high[6] == pytest.approx(86.61 + 4.27)
-    assert in_turn.x == (0.0, 90.0, 180.0)
+    assert in_turn.x == tuple(angle + 2 * BESIDE for angle in (0.0, 90.0, 180.0))
 
 
 def test_speed_divides_the_wall_time_by_the_networks(results: Results) -> None:

@@ -110,9 +110,7 @@ class Story(Computed):
     name = stored = "c-vf-story"
     title = "Why C-VF with one hidden layer fails"
     place = "beyond the paper: why C-VF fails"
-    needs = (
-        "three runs of 45 networks, half an hour each on a GPU, and 10 min on a core; quick 2 min"
-    )
+    needs = "three runs of 45 networks, 2 min each on an H200, and 10 min on a core; quick 2 min"
 
     def run(self, order: Order) -> None:
         for name in COMPARED:
