@@ -10,7 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from eqprop.engines.persistent import FOLDER, PersistentEngine
+from eqprop.engines.persistent import FOLDER, PersistentEngine, naive
+from eqprop.engines.persistent.problem import Problem
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -56,8 +57,9 @@ class Emulated:
         self._library = _library(sources, tuple(constants.items()))
         self._backwards = backwards
 
-    def launch(self, clusters: int, parameters: ctypes.Structure) -> None:
-        if not self._library.go(ctypes.byref(parameters), clusters, int(self._backwards)):
+    def launch(self, clusters: int, problem: Problem) -> None:
+        struct = problem.struct()
+        if not self._library.go(ctypes.byref(struct), clusters, int(self._backwards)):
             raise RuntimeError("the threads of the kernel wait for each other for ever")
 
 
@@ -69,3 +71,17 @@ class EmulatedEngine(PersistentEngine):
     def kernel(self, batch: int) -> Emulated:  # type: ignore[override]
         constants = self._constants(batch, self._clusters[0])
         return Emulated(self._sources, constants, self.backwards)
+
+
+class Naive:
+    """In the place of a compiled kernel: what it is to compute."""
+
+    def launch(self, clusters: int, problem: Problem) -> None:
+        naive.run(problem)
+
+
+class NaiveEngine(PersistentEngine):
+    """The persistent engine with the readable kernel."""
+
+    def kernel(self, batch: int) -> Naive:  # type: ignore[override]
+        return Naive()

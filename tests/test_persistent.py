@@ -11,7 +11,7 @@ import torch
 import eqprop
 from eqprop.data import Split
 from eqprop.engines.persistent import PersistentEngine, limits
-from tests.cuda_on_cpu import COMPILER, EmulatedEngine
+from tests.cuda_on_cpu import COMPILER, EmulatedEngine, NaiveEngine
 from tests.test_engines import RULES, TOLERANCES, distance, minibatch
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -34,12 +34,18 @@ DEEP = ((9, 20, 30, 5), 7, 2, 4)
 DEEP_RULES = tuple(rule for rule in RULES if "tied" not in rule)
 CASES = [
     *(pytest.param(rule, "cuda", *shape, marks=needs_gpu) for rule in RULES for shape in SHAPES),
+    *((rule, "naive", *shape) for rule in RULES for shape in (SMALL, SHAPES[2])),
+    *((rule, "naive", (5, 8, 7, 6, 3), 7, 2, 1) for rule in RULES),
     *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in RULES),
     *(pytest.param("C-VF", "cpu", *SHAPES[k], marks=needs_compiler) for k in (0, 2, 6)),
     *(pytest.param(rule, "cuda", *DEEP, marks=needs_gpu) for rule in DEEP_RULES),
     *(pytest.param(rule, "cpu", *DEEP, marks=needs_compiler) for rule in DEEP_RULES),
     pytest.param("C-VF", "cpu", (5, 70, 33, 3), 9, 1, 1, marks=needs_compiler),
 ]
+
+
+def place(device):
+    return "cuda" if device == "cuda" else "cpu"
 
 
 def build_pair(rule, device, sizes, members, cluster, dtype=torch.float64, **more):
@@ -56,17 +62,17 @@ def build_pair(rule, device, sizes, members, cluster, dtype=torch.float64, **mor
     options = {"beta": 0.3, "free_steps": 12, "nudged_steps": 6, **extra, **more}
     rates = [0.02 * (k + 1) for k in range(len(sizes) - 1)]
     slow = eqprop.make_engine(copy.deepcopy(net), cls(**options), rates, "reference")
-    plain = eqprop.make_engine(net.to(device), cls(**options), rates, "reference")
-    kind = PersistentEngine if device == "cuda" else EmulatedEngine
-    return slow, kind(plain.model, plain.rule, plain.rates, plain.cost, cluster)
+    plain = eqprop.make_engine(net.to(place(device)), cls(**options), rates, "reference")
+    kinds = {"cuda": PersistentEngine, "cpu": EmulatedEngine, "naive": NaiveEngine}
+    return slow, kinds[device](plain.model, plain.rule, plain.rates, plain.cost, cluster)
 
 
 def assert_parity(slow, fast, sizes, members, batch, minibatches, tolerance):
     for m in range(minibatches):
         x, y = minibatch(m, sizes, members, batch)
         EmulatedEngine.backwards = not EmulatedEngine.backwards
-        device = next(fast.model.parameters()).device
-        a, b = slow.step(x, y), fast.step(x.to(device), y.to(device)).cpu()
+        here = next(fast.model.parameters()).device
+        a, b = slow.step(x, y), fast.step(x.to(here), y.to(here)).cpu()
         assert float((a - b).abs().max()) <= tolerance
     fast.model.cpu()
     assert distance(slow, fast) <= tolerance
@@ -84,7 +90,7 @@ def test_one_minibatch(rule, device, sizes, batch, members, cluster):
         assert_parity(*pair, sizes, members, batch, 1, TOLERANCES["float64, 1 minibatch"])
 
 
-@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 @pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
 @pytest.mark.parametrize("rule", ["C-EP", "C-VF"])
 def test_layers_in_turn(rule, sizes, cluster, device):
@@ -93,7 +99,7 @@ def test_layers_in_turn(rule, sizes, cluster, device):
         assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
 
 
-@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 @pytest.mark.parametrize("activation", ["tanh", "hard_sigmoid"])
 def test_activations(activation, device):
     sizes = (9, 63, 5)
@@ -109,7 +115,7 @@ def bytes_of(n, pixels, classes, device="cpu"):
     return Split(images.to(device), labels.to(device), classes)
 
 
-@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 @pytest.mark.parametrize(("hidden", "cluster"), [((63,), 2), ((20, 30), 4)])
 @pytest.mark.parametrize(("rule", "pixels"), [("C-EP", 30), ("C-VF", 48)])  # copied as bytes, words
 def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluster, pixels, device):
@@ -119,7 +125,7 @@ def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluste
     signs = 2.0 * torch.randint(2, (count, 3), generator=source) - 1
     slow, fast = build_pair(rule, device, (pixels, *hidden, 5), 3, cluster)
     a = slow.run(bytes_of(200, pixels, 5), index, signs)
-    b = fast.run(bytes_of(200, pixels, 5, device), index.to(device), signs)
+    b = fast.run(bytes_of(200, pixels, 5, place(device)), index.to(place(device)), signs)
     fast.model.cpu()
     assert distance(slow, fast) <= TOLERANCES["float64, 50 minibatches"]
     assert torch.equal(a.wrong, b.wrong.cpu())
@@ -142,7 +148,7 @@ FLOAT32 = [
 
 @pytest.mark.parametrize(("rule", "device", "sizes", "batch", "cluster"), FLOAT32)
 def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, batch, cluster):
-    exact, _ = build_pair(rule, "cpu", sizes, 2, cluster)
+    exact, _ = build_pair(rule, "naive", sizes, 2, cluster)
     slow, fast = build_pair(rule, device, sizes, 2, cluster, dtype=torch.float32)
     for engine in (slow, fast):
         pairs = zip(engine.model.parameters(), exact.model.parameters(), strict=True)
@@ -152,24 +158,24 @@ def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, ba
         x, y = minibatch(m, sizes, 2, batch)
         exact.step(x, y)
         slow.step(x.float(), y.float())
-        fast.step(x.float().to(device), y.float().to(device))
+        fast.step(x.float().to(place(device)), y.float().to(place(device)))
     fast.model.cpu()
     own = distance(exact, slow)
     assert distance(exact, fast) <= TOLERANCES["float32 over the reference's own error"] * own
 
 
-@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 @pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
 def test_relaxing_many_samples(sizes, cluster, device):
     slow, fast = build_pair("C-EP", device, sizes, 2, cluster)
     x = torch.rand(53, 9, dtype=torch.float64)
-    a, b = slow.relax(x, 9), fast.relax(x.to(device), 9)
+    a, b = slow.relax(x, 9), fast.relax(x.to(place(device)), 9)
     for mine, theirs in zip(b.state, a.state, strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=1e-12)
     torch.testing.assert_close(b.sample_residual.cpu(), a.sample_residual, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 def test_a_member_that_fails_leaves_the_parameters_as_they_were(device):
     _, fast = build_pair("C-EP", device, (9, 63, 5), 2, 2)
     with torch.no_grad():
@@ -177,7 +183,7 @@ def test_a_member_that_fails_leaves_the_parameters_as_they_were(device):
     before = [p.clone() for p in fast.model.parameters()]
     x, y = minibatch(0, (9, 63, 5), 2, 7)
     with pytest.raises(eqprop.dynamics.NonFinite):
-        fast.step(x.to(device), y.to(device))
+        fast.step(x.to(place(device)), y.to(place(device)))
     for p, q in zip(fast.model.parameters(), before, strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=0, equal_nan=True)
 

@@ -1,11 +1,11 @@
 """The persistent engine for a GPU: networks with one or two hidden layers that stay on the chip.
 
-One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidden.cu` say how.
+One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidden.cu` say how,
+`naive.py` says what.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +19,7 @@ from eqprop.data import Split
 from eqprop.dynamics import Relaxation
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.persistent.build import CannotBuild, Kernel, compiled
+from eqprop.engines.persistent.problem import Problem
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.network import Network
 from eqprop.rules import EP, Continual, ContinualEP, TwoPhase
@@ -33,39 +34,6 @@ CLUSTERS = (16, 8, 4, 2, 1)
 TILE = 20  # samples that are relaxed together where nothing is learned
 MOST_OUTPUTS, MOST_ROWS, MOST_WARPS = 16, 40, 20
 MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
-
-
-PARAMETERS = ("wx", "bx", "wm", "wn", "bm", "wf", "wb", "bo")
-
-
-class _Problem(ctypes.Structure):
-    """`Problem` of common.cuh, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in PARAMETERS),
-        *((f"rate_{name}", ctypes.c_void_p) for name in PARAMETERS),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("beta", "images", "labels", "index", "pixel", "x", "y")
-        ),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("h", "h2", "o", "residual", "wrong", "loss", "clocks")
-        ),
-        ("inside", ctypes.c_double),
-        *(
-            (name, ctypes.c_int)
-            for name in (
-                "members",
-                "samples",
-                "minibatches",
-                "free_steps",
-                "nudged_steps",
-                "shared_x",
-                "shared_y",
-            )
-        ),
-    )
 
 
 def limits(model: Network, rule: TwoPhase) -> str | None:
@@ -107,7 +75,6 @@ class PersistentEngine(Engine):
         self._reference = ReferenceEngine(model, rule, rates, cost)
         deep = len(model.layers) == 3
         self._sources = (*COMMON, "two_hidden.cu" if deep else "one_hidden.cu")
-        self._states = ("h", "h2", "o") if deep else ("h", "o")
         self._smallest = 16 if deep else 2  # the cluster to take where not all members fit at once
         usable = tuple(c for c in CLUSTERS if not deep or c in (16, 4, 1))
         self._clusters = usable if cluster is None else (cluster,)
@@ -201,13 +168,11 @@ class PersistentEngine(Engine):
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
         before = [parameter.clone() for parameter in net.parameters()]
-        beta = self.betas(sign).to(self._device, net.dtype)
-        p, keep = self._problem(x.shape[-2])
-        inputs, targets = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
-        p.x, p.shared_x = inputs.data_ptr(), x.ndim == 2
-        p.y, p.shared_y = targets.data_ptr(), y.ndim == 2
-        p.beta, p.nudged_steps = beta.data_ptr(), rule.nudged_steps
-        relaxation = self._launch(p, keep, rule.free_steps, 1, x.shape[-2])
+        problem = self._problem(x.shape[-2], rule.free_steps)
+        problem.x, problem.y = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
+        problem.beta = self.betas(sign).to(self._device, net.dtype)
+        problem.nudged_steps = rule.nudged_steps
+        relaxation = self._launch(problem, x.shape[-2])
         if not self._healthy(relaxation):
             self._restore(before)
             output = self._reference.step(x, y, sign)
@@ -223,21 +188,21 @@ class PersistentEngine(Engine):
         assert isinstance(rule, TwoPhase)
         fits = (split.images.shape[-1], split.classes) == (net.input.size, net.layer_sizes[-1])
         fits &= index.shape[1:-1] == net.ensemble and split.images.device == self._device
+        fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
         if not fits:
             return super().run(split, index, signs)  # which says what is wrong
         before = [parameter.clone() for parameter in net.parameters()]
         signs = self.draw_signs(len(index)) if signs is None else signs
-        beta = self._all_betas(len(index), signs)
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
-        pixel = net.input_activation(bytes_).to(self._device)
-        images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
-        samples = index.to(self._device, torch.int64).contiguous()
+        problem = self._problem(index.shape[-1], rule.free_steps)
+        problem.beta = self._all_betas(len(index), signs)
+        problem.nudged_steps = rule.nudged_steps
+        problem.images, problem.labels = split.images.contiguous(), split.labels.contiguous()
+        problem.index = index.to(self._device, torch.int64).contiguous()
+        problem.pixel = net.input_activation(bytes_).to(self._device)
         counts = torch.zeros(2, self._members, dtype=torch.float64, device=self._device)
-        p, keep = self._problem(index.shape[-1])
-        p.images, p.labels, p.index = images.data_ptr(), labels.data_ptr(), samples.data_ptr()
-        p.pixel, p.beta, p.nudged_steps = pixel.data_ptr(), beta.data_ptr(), rule.nudged_steps
-        p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
-        relaxation = self._launch(p, keep, rule.free_steps, len(index), index.shape[-1])
+        problem.wrong, problem.loss = counts[0], counts[1]
+        relaxation = self._launch(problem, index.shape[-1])
         if not self._healthy(relaxation):
             self._restore(before)
             return super().run(split, index, signs)  # one at a time, which raises where it fails
@@ -248,10 +213,9 @@ class PersistentEngine(Engine):
         net = self.model
         assert isinstance(net, Network)
         net.check_input(x)
-        p, keep = self._problem(x.shape[-2])
-        inputs = net.input_activation(x).contiguous()
-        p.x, p.shared_x = inputs.data_ptr(), x.ndim == 2
-        relaxation = self._launch(p, keep, free_steps, 1, TILE)
+        problem = self._problem(x.shape[-2], free_steps)
+        problem.x = net.input_activation(x).contiguous()
+        relaxation = self._launch(problem, TILE)
         return relaxation if self._finite(relaxation) else super().relax(x, free_steps)
 
     def _all_betas(self, minibatches: int, signs: Tensor | None) -> Tensor:
@@ -261,36 +225,44 @@ class PersistentEngine(Engine):
             beta = beta * signs.reshape(minibatches, -1).to(beta)
         return beta.to(self._device, self.model.dtype).contiguous()
 
-    def _problem(self, samples: int) -> tuple[_Problem, dict[str, Tensor]]:
-        """Parameters, rates and where the states go; and what must outlive the launch."""
+    def _problem(self, samples: int, free_steps: int) -> Problem:
+        """All but the samples; where the states go."""
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
-        p = _Problem()
-        p.members, p.samples = self._members, samples
-        p.clocks = None if self.clocks is None else self.clocks.data_ptr()
-        last = len(net.synapses) - 1
-        fields = {"wx": (0, "weight"), "bx": (0, "bias"), "bo": (last, "bias")}
-        fields |= {"wf": (last, "weight"), "wb": (last, "backward_weight")}
-        if last == 2:
-            fields |= {"wm": (1, "weight"), "wn": (1, "backward_weight"), "bm": (1, "bias")}
-        keep: dict[str, Tensor] = {}
-        for short, (k, field) in fields.items():
-            parameter = getattr(net.synapses[k], field)
-            setattr(p, short, None if parameter is None else parameter.data_ptr())
-            if short in ("wb", "wn") and self._tied:
-                field = "weight"  # one weight moves by both of its ends
-            keep[short] = self._rate(f"synapses.{k}.{field}", samples)
-            setattr(p, f"rate_{short}", keep[short].data_ptr())
+        assert isinstance(rule, TwoPhase)
+        synapses = range(len(net.synapses))
+
+        def parameter(k: int, field: str) -> Tensor | None:
+            value: Tensor | None = getattr(net.synapses[k], field)
+            return None if value is None else value.view(self._members, *value.shape[E:])
+
+        def rates(field: str) -> list[Tensor]:
+            return [self._rate(f"synapses.{k}.{field}", samples) for k in synapses]
+
+        E = len(net.ensemble)
+        weights = [parameter(k, "weight") for k in synapses]
         rescale = rule.rescale if isinstance(rule, Continual) else None
-        p.inside = 0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale
-        for name, n in zip(self._states, net.layer_sizes, strict=True):
-            shape = (*net.ensemble, samples, n)
-            keep[name] = torch.empty(shape, dtype=net.dtype, device=self._device)
-        shape = (*net.ensemble, samples)
-        keep["residual"] = torch.zeros(shape, dtype=net.dtype, device=self._device)
-        for name in (*self._states, "residual"):
-            setattr(p, name, keep[name].data_ptr())
-        return p, keep
+        shape, device = (*net.ensemble, samples), self._device
+        return Problem(
+            weights=[w for w in weights if w is not None],
+            backward=[parameter(k, "backward_weight") for k in synapses],
+            biases=[parameter(k, "bias") for k in synapses],
+            weight_rates=rates("weight"),
+            backward_rates=rates("weight" if self._tied else "backward_weight"),
+            bias_rates=rates("bias"),
+            activation=net.activations[0],
+            tied=self._tied,
+            continual=isinstance(rule, Continual),
+            vector_field=not isinstance(rule, (EP, ContinualEP)),
+            in_turn=rule.in_turn,
+            inside=0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale,
+            free_steps=free_steps,
+            states=[
+                torch.empty((*shape, n), dtype=net.dtype, device=device) for n in net.layer_sizes
+            ],
+            residual=torch.zeros(shape, dtype=net.dtype, device=device),
+            clocks=self.clocks,
+        )
 
     def _rate(self, name: str, batch: int) -> Tensor:
         """η/B, one a member; 0 where nothing moves."""
@@ -300,19 +272,17 @@ class PersistentEngine(Engine):
             self._columns[name, batch] = column.to(self._device, self.model.dtype).contiguous()
         return self._columns[name, batch]
 
-    def _launch(
-        self, p: _Problem, keep: dict[str, Tensor], free_steps: int, minibatches: int, batch: int
-    ) -> Relaxation:
-        p.free_steps, p.minibatches = free_steps, minibatches
-        tiles = 1 if p.nudged_steps else math.ceil(p.samples / batch)
-        self.kernel(batch).launch(self._members * tiles, p)
-        residual, shape = keep["residual"], self.model.ensemble
+    def _launch(self, problem: Problem, batch: int) -> Relaxation:
+        samples = problem.residual.shape[-1]
+        tiles = 1 if problem.nudged_steps else math.ceil(samples / batch)
+        self.kernel(batch).launch(self._members * tiles, problem)
+        steps, shape = problem.free_steps, self.model.ensemble
         return Relaxation(
-            state=tuple(keep[name] for name in self._states),
-            residual=float(residual.max()),
-            steps=free_steps,
-            sample_residual=residual,
-            member_steps=torch.full(shape, free_steps, device=self._device),
+            state=tuple(problem.states),
+            residual=float(problem.residual.max()),
+            steps=steps,
+            sample_residual=problem.residual,
+            member_steps=torch.full(shape, steps, device=self._device),
         )
 
     def _finite(self, relaxation: Relaxation) -> bool:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from eqprop.engines.persistent.problem import Problem
+
 SHARED_SIZE, NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 
 
@@ -42,8 +44,9 @@ class Kernel:
         self._call("cuFuncSetAttribute", self._function, SHARED_SIZE, self.shared_bytes)
         self._call("cuFuncSetAttribute", self._function, NON_PORTABLE_CLUSTER, 1)
 
-    def launch(self, clusters: int, parameters: ctypes.Structure) -> None:
-        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+    def launch(self, clusters: int, problem: Problem) -> None:
+        struct = problem.struct()
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         grid, block = (clusters * self._cluster, 1, 1), (self.threads, 1, 1)
         self._call(

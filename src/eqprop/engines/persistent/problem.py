@@ -1,0 +1,110 @@
+"""What a kernel is given: the same for the compiled kernels and for `naive.run`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eqprop.activations import Activation
+
+
+@dataclass
+class Problem:
+    """M minibatches of B samples for E members; or, with `nudged_steps` 0, samples to relax.
+
+    Everything lies on one device. Parameters are moved in place; `states`, `residual`, `wrong` and
+    `loss` are written: the end of the last free phase, and what was counted over all of them.
+    """
+
+    # a synapse, from input to output; [E, n_pre, n_post], [E, n_post, n_pre] if untied, [E, n_post]
+    weights: Sequence[Tensor]
+    backward: Sequence[Tensor | None]
+    biases: Sequence[Tensor | None]
+    # η/B of each, [E]; 0 where nothing moves
+    weight_rates: Sequence[Tensor]
+    backward_rates: Sequence[Tensor]
+    bias_rates: Sequence[Tensor]
+    # what is compiled into a kernel
+    activation: Activation
+    tied: bool
+    continual: bool
+    vector_field: bool
+    in_turn: bool
+    inside: float  # by how much of the update the weights move within the phase
+    free_steps: int
+    states: Sequence[Tensor]  # a layer: [E, n, size]
+    residual: Tensor  # [E, n], zero to begin with
+    nudged_steps: int = 0
+    beta: Tensor | None = None  # [M, E], signed
+    # either what the input transmits and the target, [n, …] or [E, n, …], of one minibatch
+    x: Tensor | None = None
+    y: Tensor | None = None
+    # or samples of a data set
+    images: Tensor | None = None  # bytes [N, NX]
+    labels: Tensor | None = None  # bytes [N]
+    index: Tensor | None = None  # [M, E, B]
+    pixel: Tensor | None = None  # what a byte transmits, [256]
+    wrong: Tensor | None = None  # float64 [E]
+    loss: Tensor | None = None
+    clocks: Tensor | None = None
+
+    @property
+    def members(self) -> int:
+        return len(self.weights[0])
+
+    @property
+    def minibatches(self) -> int:
+        return 1 if self.index is None else len(self.index)
+
+    def struct(self) -> Struct:
+        """As the kernels read it. It points into the tensors, which must live on."""
+        s = Struct(
+            inside=self.inside,
+            members=self.members,
+            samples=self.residual.shape[-1],
+            minibatches=self.minibatches,
+            free_steps=self.free_steps,
+            nudged_steps=self.nudged_steps,
+            shared_x=self.x is not None and self.x.ndim == 2,
+            shared_y=self.y is not None and self.y.ndim == 2,
+        )
+        names = (("wx", None, "bx"), ("wm", "wn", "bm"), ("wf", "wb", "bo"))
+        chosen = (names[0], names[2]) if len(self.weights) == 2 else names
+        tensors: dict[str, Tensor | None] = {"residual": self.residual, "o": self.states[-1]}
+        for k, (weight, backward, bias) in enumerate(chosen):
+            tensors |= {weight: self.weights[k], f"rate_{weight}": self.weight_rates[k]}
+            tensors |= {bias: self.biases[k], f"rate_{bias}": self.bias_rates[k]}
+            if backward is not None:
+                tensors |= {backward: self.backward[k], f"rate_{backward}": self.backward_rates[k]}
+        for name, state in zip(("h", "h2"), self.states[:-1], strict=False):
+            tensors[name] = state
+        for name in ("beta", "images", "labels", "index", "pixel", "x", "y", "wrong", "loss"):
+            tensors[name] = getattr(self, name)
+        tensors["clocks"] = self.clocks
+        for name, tensor in tensors.items():
+            assert tensor is None or tensor.is_contiguous()
+            setattr(s, name, None if tensor is None else tensor.data_ptr())
+        return s
+
+
+PARAMETERS = ("wx", "bx", "wm", "wn", "bm", "wf", "wb", "bo")
+POINTERS = (
+    *PARAMETERS,
+    *(f"rate_{name}" for name in PARAMETERS),
+    *("beta", "images", "labels", "index", "pixel", "x", "y"),
+    *("h", "h2", "o", "residual", "wrong", "loss", "clocks"),
+)
+NUMBERS = ("members", "samples", "minibatches", "free_steps", "nudged_steps")
+
+
+class Struct(ctypes.Structure):
+    """`Problem` of common.cuh, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        ("inside", ctypes.c_double),
+        *((name, ctypes.c_int) for name in (*NUMBERS, "shared_x", "shared_y")),
+    )
