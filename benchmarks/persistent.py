@@ -1,22 +1,35 @@
-"""Time the persistent kernel on a GPU: microseconds a minibatch, a free step, a nudged step.
+"""Time the persistent kernels on a GPU: microseconds a minibatch, a free step, a nudged step.
 
-python benchmarks/persistent.py [ROW:NETWORKS:CLUSTER ...]
+    python benchmarks/persistent.py [--out DIR] [ROW:NETWORKS:CLUSTER ...]
+
+A minibatch is one of all networks together; cluster 0 is the one that the engine chooses. The
+time of a step is what a minibatch takes longer with more of them. Writes persistent-gpu.json.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import rows
 import torch
 
 from eqprop import data
+from eqprop.data import Split
 from eqprop.engines.persistent import CannotBuild, PersistentEngine
+from eqprop.runs import machine
 
-STAMPS = (
+CASES = [
+    *(f"{row}:{networks}:0" for row in rows.ROWS for networks in (1, 5, 45, 65)),
+    *(f"c-ep-1h:5:{cluster}" for cluster in (16, 8, 4, 2)),
+]
+STAMPS = (  # of one_hidden.cu
     "read minibatch",
     "spread",
     "input drive",
@@ -36,62 +49,74 @@ STAMPS = (
 )
 
 
-def cycles(row: str, networks: int, cluster: int) -> dict[str, int]:
-    """Cycles a minibatch spends in each part, of one thread."""
-    recipe = rows.load(row, networks)
-    plain = rows.engine(recipe, "telescoped", "cuda")
-    engine = PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost, cluster, True)
-    train = data.load("mnist").train.to("cuda")
-    engine.run(train, torch.randint(60000, (200, networks, 20), device="cuda"))
-    assert engine.clocks is not None
-    return dict(zip(STAMPS, (engine.clocks // 200).tolist(), strict=True))
-
-
-def microseconds(
-    row: str, networks: int, cluster: int | None, more: tuple[int, int], minibatches: int = 200
-) -> float:
+def engine(
+    row: str, networks: int, cluster: int, more: tuple[int, int], profile: bool
+) -> PersistentEngine:
+    """The engine of a row, with some more free and nudged steps."""
     recipe = rows.load(row, networks)
     T, K = recipe.free_steps + more[0], recipe.nudged_steps + more[1]
     recipe = replace(recipe, free_steps=T, nudged_steps=K)
     plain = rows.engine(recipe, "telescoped", "cuda")
-    engine = PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost, cluster)
-    train = data.load("mnist").train.to("cuda")
+    return PersistentEngine(
+        plain.model, plain.rule, plain.rates, plain.cost, cluster or None, profile
+    )
+
+
+def microseconds(timed: PersistentEngine, train: Split, networks: int, minibatches: int) -> float:
     index = torch.randint(60000, (minibatches, networks, 20), device="cuda")
-    engine.run(train, index)
+    timed.run(train, index)
     times = []
     for _ in range(5):
         torch.cuda.synchronize()
         started = time.perf_counter()
-        engine.run(train, index)
+        timed.run(train, index)
         torch.cuda.synchronize()
         times.append(1e6 * (time.perf_counter() - started) / minibatches)
     return statistics.median(times)
 
 
-CASES = [
-    f"{row}:{networks}:{cluster}"
-    for row in ("ep-1h", "c-ep-1h", "c-vf-1h")
-    for networks, cluster in ((1, 16), (1, 8), (5, 16), (5, 8), (5, 4), (45, 2), (65, 2))
-]
+def measure(case: str, train: Split) -> dict[str, Any]:
+    row, networks, cluster = case.split(":")
+    members, many = int(networks), 200 if row.endswith("1h") else 50
+    steps = (40, 20)
+    whole, free, nudged = (
+        microseconds(engine(row, members, int(cluster), more, False), train, members, many)
+        for more in ((0, 0), (steps[0], 0), (0, steps[1]))
+    )
+    found: dict[str, Any] = {
+        "minibatch": round(whole, 1),
+        "free step": round((free - whole) / steps[0], 3),
+        "nudged step": round((nudged - whole) / steps[1], 3),
+    }
+    if row.endswith("1h"):
+        profiled = engine(row, members, int(cluster), (0, 0), True)
+        index = torch.randint(60000, (many, members, 20), device="cuda")
+        profiled.run(train, index)
+        assert profiled.clocks is not None
+        cycles = (profiled.clocks // many).tolist()
+        found["cycles"] = dict(zip(STAMPS[:-1], cycles, strict=False))
+    return found
 
 
 def main() -> int:
-    for case in sys.argv[1:] or CASES:
-        row, networks, cluster = case.split(":")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="ROW:NETWORKS:CLUSTER")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    train = data.load("mnist").train.to("cuda")
+    results: dict[str, dict[str, Any]] = {}
+    for case in options.cases:
         try:
-            whole, free, nudged = (
-                microseconds(row, int(networks), int(cluster) or None, more)
-                for more in ((0, 0), (40, 0), (0, 20))
-            )
+            results[case] = measure(case, train)
         except CannotBuild as error:
-            print(case, error)
-            continue
-        print(
-            f"{case}: {whole:.1f} µs; free step {(free - whole) / 40:.2f}, "
-            f"nudged step {(nudged - whole) / 20:.2f}",
-            flush=True,
-        )
-        print(cycles(row, int(networks), int(cluster)), flush=True)
+            results[case] = {"cannot": str(error)}
+        print(case, results[case], flush=True)
+    record = {
+        "what": "microseconds for a minibatch of 20 of all networks together, float32",
+        "results": results,
+        **machine.describe("cuda"),
+    }
+    (options.out / "persistent-gpu.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 
