@@ -83,7 +83,7 @@ def make_engine(
             if kind == "persistent":
                 raise ValueError(f"kind 'persistent': {error}") from None
             warnings.warn(
-                f"the persistent kernel is not used ({error}): a captured graph is",
+                f"the persistent kernel is not available ({error}): a slower engine is used",
                 SlowEngine,
                 stacklevel=2,
             )
