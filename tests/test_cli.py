@@ -90,6 +90,14 @@ def test_a_user_trains_on_mnist_from_a_shell(spawn: Cli, tmp_path: Path) -> None
     assert record["test_error"][0] < 33  # 25.5 of all 10 000, after 100 minibatches
 
 
+def test_who_reads_no_further_ends_the_output_without_a_word(spawn: Cli) -> None:
+    process = spawn("recipes")
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""
+    process.stdout = None
+
+
 def test_a_users_mistake_shows_no_traceback(spawn: Cli, tmp_path: Path) -> None:
     process = spawn("train", "c-ep-1h", "--out", tmp_path / "run", betta=1)
     printed, complained = process.communicate(timeout=60)

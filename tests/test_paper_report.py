@@ -363,6 +363,13 @@ def test_marks_in_readme_and_docs_are_filled(results):
     assert Path("README.md").read_text("utf-8") == readme
 
 
+def test_results_that_lie_elsewhere_leave_the_documents_here_alone(results, tmp_path):
+    marks = "<!-- paper: toy rows -->\nas it was\n<!-- end -->\n"
+    Path("README.md").write_text(marks)
+    report.write(Results(tmp_path / "elsewhere" / "results"), Path("page.html"), ITEMS)
+    assert Path("README.md").read_text() == marks
+
+
 def test_a_mark_that_names_no_item_is_an_error(results):
     Path("README.md").write_text("<!-- paper: tyo -->\n<!-- end -->\n")
     with pytest.raises(UserError, match=r"README\.md: paper: tyo: no such item\. There are: toy"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -36,9 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"--threads must be 1 or more, not {options.threads}")
         torch.set_num_threads(options.threads or 1)  # small tensors are faster on one
         command: Callable[[argparse.Namespace], int] = options.command
-        return command(options)
+        code = command(options)
+        sys.stdout.flush()
+        return code
     except (UserError, datasets.DataError, NonFinite) as error:
         message = str(error)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except OSError as error:
         message = f"{error.filename or 'file'}: {error.strerror or error}"
     except KeyboardInterrupt:

@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
         "report",
         _report,
         "Write the report: a page to open in a browser, the same in Markdown, and the figures.",
-        "Sections of README.md and docs/*.md in the current directory that are marked "
+        "Sections of README.md and docs/*.md beside the folder of the results that are marked "
         "<!-- paper: ITEM --> … <!-- end --> are filled in as well.",
     )
     write.add_argument(

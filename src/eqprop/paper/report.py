@@ -1,6 +1,7 @@
 """`eqprop paper report`: the page, the Markdown, the figures, and the tables of README and docs.
 
-Running it twice changes nothing. In README.md and docs/*.md of the current directory,
+Running it twice changes nothing. Of the project whose results these are, in README.md and docs/*.md
+beside their folder,
 
     <!-- paper: ITEM -->
     <!-- end -->
@@ -39,7 +40,8 @@ def write(results: Results, out: Path, items: Sequence[Item] | None = None) -> l
         folder / "report.md": markdown.page(items, results),
         **{folder / "figures" / f"{chart.name}.svg": svg.figure(chart) for chart in charts},
     }
-    for path in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+    project = Path(os.path.relpath(results.root.resolve().parent))
+    for path in [project / "README.md", *sorted((project / "docs").glob("*.md"))]:
         if path.is_file() and MARKED.search(old := path.read_text("utf-8")):
             texts[path] = _filled(path, old, items, results)
     for path, content in texts.items():
