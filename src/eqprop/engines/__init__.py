@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Sequence
 
 from eqprop.costs import Cost, SquaredError
+from eqprop.engines.compiling import CannotBuild
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
-from eqprop.engines.native import CannotBuild, NativeEngine, why_not
-from eqprop.engines.persistent import CannotBuild as CannotBuildForGPU
+from eqprop.engines.native import NativeEngine, why_not
 from eqprop.engines.persistent import PersistentEngine, limits
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.engines.telescoped import TelescopedEngine
@@ -64,34 +64,31 @@ def make_engine(
         try:
             return NativeEngine(model, rule, rates, cost, threads)
         except CannotBuild as error:
-            if kind == "native":
-                raise ValueError(f"kind 'native': {error}") from None
-            warnings.warn(
-                f"the compiled engine is not available ({error}): a slower one is used",
-                SlowEngine,
-                stacklevel=2,
-            )
+            _go_without("native", "compiled engine", kind, error)
     # the kernel for two hidden layers has not been run on a GPU yet, so it has to be asked for
     if kind == "persistent" or (kind == "auto" and not on_cpu and len(model.layers) != 3):
         try:
             if on_cpu:
-                raise CannotBuildForGPU("the parameters are not on a GPU")
+                raise CannotBuild("the parameters are not on a GPU")
             if (limit := limits(model, rule)) is not None:
-                raise CannotBuildForGPU(f"it cannot run {limit}")
+                raise CannotBuild(f"it cannot run {limit}")
             return PersistentEngine(model, rule, rates, cost)
-        except CannotBuildForGPU as error:
-            if kind == "persistent":
-                raise ValueError(f"kind 'persistent': {error}") from None
-            warnings.warn(
-                f"the persistent kernel is not available ({error}): a slower engine is used",
-                SlowEngine,
-                stacklevel=2,
-            )
+        except CannotBuild as error:
+            _go_without("persistent", "persistent kernel", kind, error)
     if rule.tolerance is not None:
         if kind == "telescoped":
             raise ValueError("kind 'telescoped' runs exactly free_steps: leave out the tolerance")
         return ReferenceEngine(model, rule, rates, cost)
     return TelescopedEngine(model, rule, rates, cost)
+
+
+def _go_without(missing: str, name: str, kind: str, error: CannotBuild) -> None:
+    """An engine that was asked for by its name must be there; another may take its place."""
+    if kind == missing:
+        raise ValueError(f"kind {missing!r}: {error}") from None
+    warnings.warn(
+        f"the {name} is not available ({error}): a slower one is used", SlowEngine, stacklevel=3
+    )
 
 
 __all__ = [

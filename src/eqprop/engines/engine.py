@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +64,7 @@ class Engine(ABC):
         `signs` of β are [M, *ensemble]. If one of them raises, the parameters are as they were
         before the first.
         """
-        before = [p.clone() for p in self.model.parameters()] if len(index) > 1 else []
+        before = self.copy_parameters() if len(index) > 1 else None  # one step restores itself
         counts = None
         try:
             for m in range(len(index)):
@@ -74,8 +74,8 @@ class Engine(ABC):
                 one = Counts(wrong.double().sum(-1), self.cost(output, y).double().sum(-1))
                 counts = one if counts is None else counts + one
         except BaseException:
-            for p, value in zip(self.model.parameters(), before, strict=False):
-                p.copy_(value)
+            if before is not None:
+                self.restore(before)
             raise
         assert counts is not None
         return counts
@@ -91,6 +91,27 @@ class Engine(ABC):
         """The signs of as many minibatches, [minibatches, *ensemble]."""
         drawn = [sign for _ in range(minibatches) if (sign := self.draw_sign()) is not None]
         return torch.stack(drawn) if drawn else None
+
+    def all_betas(self, minibatches: int, signs: Tensor | None) -> Tensor:
+        """β with the signs [minibatches, *ensemble] given, or its own, [minibatches, members]."""
+        signs = torch.ones(minibatches, *self.model.ensemble) if signs is None else signs.cpu()
+        flat = signs.reshape(minibatches, -1)
+        wrong = (flat.abs() != 1).any(-1).nonzero().flatten()
+        first = int(wrong[0]) if len(wrong) else 0
+        return self.betas(signs[first]) / flat[first] * flat  # which refuses one that is not ±1
+
+    def copy_parameters(self) -> list[Tensor]:
+        return [parameter.clone() for parameter in self.model.parameters()]
+
+    def restore(self, before: Sequence[Tensor]) -> None:
+        """Put the parameters back."""
+        for parameter, value in zip(self.model.parameters(), before, strict=True):
+            parameter.copy_(value)
+
+    def healthy(self, states: Sequence[Tensor]) -> bool:
+        """Whether states and parameters are finite: one answer from the device."""
+        tensors = [*self.model.parameters(), *states]
+        return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
 
     def betas(self, sign: Tensor | None) -> Tensor:
         """β with its sign, one a member in the row-major order of the ensemble."""

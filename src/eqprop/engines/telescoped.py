@@ -59,10 +59,10 @@ class TelescopedEngine(Engine):
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
         minibatch = self._minibatch(x.shape[-2])
-        before = [p.clone() for p in net.parameters()]
+        before = self.copy_parameters()
         minibatch.learn(x, y, self.betas(sign))
-        if not self._healthy(minibatch):
-            self._restore(before)
+        if not self.healthy(minibatch.states):
+            self.restore(before)
             output = self._reference.step(x, y, sign)
             self.relaxation = self._reference.relaxation
             return output
@@ -72,18 +72,15 @@ class TelescopedEngine(Engine):
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
         if len(index) == 1 or self._device.type != "cuda":
             return super().run(split, index, signs)
-        net = self.model
         minibatch = self._minibatch(index.shape[-1])
-        before = [p.clone() for p in net.parameters()]
+        before = self.copy_parameters()
         signs = self.draw_signs(len(index)) if signs is None else signs
-        betas = torch.stack(
-            [self.betas(None if signs is None else signs[m]) for m in range(len(index))]
-        ).to(self._device)
+        betas = self.all_betas(len(index), signs).to(self._device)
         minibatch.start_counting(split)
         for m in range(len(index)):
             minibatch.learn_from(index[m], betas[m])
-        if not self._healthy(minibatch):
-            self._restore(before)  # the caller goes through them one at a time
+        if not self.healthy(minibatch.states):
+            self.restore(before)  # the caller goes through them one at a time
             return super().run(split, index, signs)
         self.relaxation = minibatch.relaxation()
         return minibatch.counts()
@@ -95,15 +92,6 @@ class TelescopedEngine(Engine):
         if key not in self._minibatches:
             self._minibatches[key] = _Minibatch(self.model, self.rule, self.rates, batch)
         return self._minibatches[key]
-
-    def _healthy(self, minibatch: _Minibatch) -> bool:
-        """Whether all that the minibatch made is finite: one answer from the device."""
-        tensors = [*self.model.parameters(), *minibatch.states]
-        return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
-
-    def _restore(self, before: list[Tensor]) -> None:
-        for parameter, value in zip(self.model.parameters(), before, strict=True):
-            parameter.copy_(value)
 
 
 class _Minibatch:

@@ -18,8 +18,9 @@ from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import Cost, SquaredError
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, warn_unless_settled
+from eqprop.engines.compiling import CannotBuild
 from eqprop.engines.engine import Counts, Engine
-from eqprop.engines.native.build import CannotBuild, library
+from eqprop.engines.native.build import library
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.model import Model
 from eqprop.network import Network
@@ -208,9 +209,7 @@ class NativeEngine(Engine):
         if not fits or int(split.labels.max()) >= split.classes:
             return super().run(split, index, signs)  # which says what is wrong
         signs = self.draw_signs(len(index)) if signs is None else signs
-        beta = torch.stack(
-            [self.betas(None if signs is None else signs[m]) for m in range(len(index))]
-        )
+        beta = self.all_betas(len(index), signs).contiguous()
         for kept, parameter in zip(self._before, net.parameters(), strict=True):
             kept.copy_(parameter)
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
@@ -224,8 +223,7 @@ class NativeEngine(Engine):
         p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
         relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
         if relaxation is None:
-            for kept, parameter in zip(self._before, net.parameters(), strict=True):
-                parameter.copy_(kept)
+            self.restore(self._before)
             return super().run(split, index, signs)  # one at a time, which raises where it fails
         self.relaxation = relaxation
         warn_unless_settled(relaxation)

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import torch
 
+from eqprop.engines.compiling import CannotBuild, cache
+
 SOURCE = Path(__file__).with_name("kernel.c")
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 LINK = ("-shared", "-fPIC", "-pthread")
-
-
-class CannotBuild(RuntimeError):
-    """Why there is no compiled kernel here."""
 
 
 @functools.cache
@@ -33,7 +31,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     key = hashlib.sha256(
         "\0".join([SOURCE.read_text("utf-8"), *flags, _version(compiler), _processor()]).encode()
     ).hexdigest()[:16]
-    file = _cache() / f"kernel-{key}.so"
+    file = cache("native") / f"kernel-{key}.so"
     if not file.is_file():
         _compile(compiler, flags, file)
     try:
@@ -81,8 +79,3 @@ def _processor() -> str:
         return next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         return platform.processor()
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "eqprop" / "native"

@@ -17,8 +17,9 @@ from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import SquaredError
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation
+from eqprop.engines.compiling import CannotBuild
 from eqprop.engines.engine import Counts, Engine
-from eqprop.engines.persistent.build import CannotBuild, Kernel, compiled
+from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.network import Network
@@ -167,14 +168,14 @@ class PersistentEngine(Engine):
         net.check_target(x, y)
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
-        before = [parameter.clone() for parameter in net.parameters()]
+        before = self.copy_parameters()
         problem = self._problem(x.shape[-2], rule.free_steps)
         problem.x, problem.y = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
         problem.beta = self.betas(sign).to(self._device, net.dtype)
         problem.nudged_steps = rule.nudged_steps
         relaxation = self._launch(problem, x.shape[-2])
-        if not self._healthy(relaxation):
-            self._restore(before)
+        if not self.healthy(relaxation.state):
+            self.restore(before)
             output = self._reference.step(x, y, sign)
             self.relaxation = self._reference.relaxation
             return output
@@ -191,11 +192,12 @@ class PersistentEngine(Engine):
         fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
         if not fits:
             return super().run(split, index, signs)  # which says what is wrong
-        before = [parameter.clone() for parameter in net.parameters()]
+        before = self.copy_parameters()
         signs = self.draw_signs(len(index)) if signs is None else signs
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         problem = self._problem(index.shape[-1], rule.free_steps)
-        problem.beta = self._all_betas(len(index), signs)
+        beta = self.all_betas(len(index), signs)
+        problem.beta = beta.to(self._device, net.dtype).contiguous()
         problem.nudged_steps = rule.nudged_steps
         problem.images, problem.labels = split.images.contiguous(), split.labels.contiguous()
         problem.index = index.to(self._device, torch.int64).contiguous()
@@ -203,8 +205,8 @@ class PersistentEngine(Engine):
         counts = torch.zeros(2, self._members, dtype=torch.float64, device=self._device)
         problem.wrong, problem.loss = counts[0], counts[1]
         relaxation = self._launch(problem, index.shape[-1])
-        if not self._healthy(relaxation):
-            self._restore(before)
+        if not self.healthy(relaxation.state):
+            self.restore(before)
             return super().run(split, index, signs)  # one at a time, which raises where it fails
         self.relaxation = relaxation
         return Counts(*(count.reshape(net.ensemble) for count in counts))
@@ -216,14 +218,7 @@ class PersistentEngine(Engine):
         problem = self._problem(x.shape[-2], free_steps)
         problem.x = net.input_activation(x).contiguous()
         relaxation = self._launch(problem, TILE)
-        return relaxation if self._finite(relaxation) else super().relax(x, free_steps)
-
-    def _all_betas(self, minibatches: int, signs: Tensor | None) -> Tensor:
-        """β with its sign, [minibatches, E], on the device."""
-        beta = self.betas(torch.ones(self.model.ensemble)).expand(minibatches, -1)
-        if signs is not None:
-            beta = beta * signs.reshape(minibatches, -1).to(beta)
-        return beta.to(self._device, self.model.dtype).contiguous()
+        return relaxation if self.healthy(relaxation.state) else super().relax(x, free_steps)
 
     def _problem(self, samples: int, free_steps: int) -> Problem:
         """All but the samples; where the states go."""
@@ -284,15 +279,3 @@ class PersistentEngine(Engine):
             sample_residual=problem.residual,
             member_steps=torch.full(shape, steps, device=self._device),
         )
-
-    def _finite(self, relaxation: Relaxation) -> bool:
-        return math.isfinite(float(sum((s * 0).sum() for s in relaxation.state)))
-
-    def _healthy(self, relaxation: Relaxation) -> bool:
-        """Whether all that the minibatches made is finite: one answer from the device."""
-        tensors = [*self.model.parameters(), *relaxation.state]
-        return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
-
-    def _restore(self, before: list[Tensor]) -> None:
-        for parameter, value in zip(self.model.parameters(), before, strict=True):
-            parameter.copy_(value)

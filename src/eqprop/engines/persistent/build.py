@@ -6,6 +6,7 @@ binary is kept in the user's cache.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -18,13 +19,10 @@ from pathlib import Path
 
 import torch
 
+from eqprop.engines.compiling import CannotBuild, cache
 from eqprop.engines.persistent.problem import Problem
 
 SHARED_SIZE, NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
-
-
-class CannotBuild(RuntimeError):
-    """Why there is no compiled kernel here."""
 
 
 class Kernel:
@@ -109,17 +107,15 @@ def compiled(sources: Sequence[Path], constants: Mapping[str, int]) -> Kernel:
 @functools.cache
 def _binary(source: str, options: tuple[str, ...]) -> bytes:
     key = hashlib.sha256("\0".join([source, *options, str(torch.version.cuda)]).encode())
-    file = _cache() / f"{key.hexdigest()[:16]}.cubin"
+    file = cache("persistent") / f"{key.hexdigest()[:16]}.cubin"
     if file.is_file():
         return file.read_bytes()
     binary = compile_source(source, options)
-    try:
+    with contextlib.suppress(OSError):  # without a cache it is compiled again next time
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as unfinished:
             unfinished.write(binary)
         os.replace(unfinished.name, file)
-    except OSError:
-        pass  # it will be compiled again
     return binary
 
 
@@ -170,8 +166,3 @@ def _nvrtc() -> ctypes.CDLL:
         except OSError:
             continue
     raise CannotBuild(f"{name} is not there: it comes with a CUDA build of PyTorch")
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "eqprop" / "persistent"

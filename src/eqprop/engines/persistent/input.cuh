@@ -139,6 +139,17 @@ __device__ __forceinline__ void store(real *w, bool whole, Pair v) {
 }
 #define AHEAD 4 /* rows that are loaded before the first is used */
 
+/* Rows of the active pixels k, k + PARTS, …; pixel −1 where there are no more. */
+template <class M>
+__device__ __forceinline__ void load_rows(const M &m, const real *w, bool whole, int k, Pair *row, int *pixel) {
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        bool there = k + a * PARTS < m.actives;
+        pixel[a] = there ? m.active[k + a * PARTS] : -1;
+        row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Pair{0, 0};
+    }
+}
+
 /* X W_x into m.sums[0]. */
 template <class M> __device__ __forceinline__ void input_drive(const real *wx, M &m, int first_column) {
     int part = threadIdx.x / PAIRS, j = threadIdx.x % PAIRS * 2;
@@ -149,12 +160,7 @@ template <class M> __device__ __forceinline__ void input_drive(const real *wx, M
     for (int k = part; k < end; k += AHEAD * PARTS) {
         Pair row[AHEAD];
         int pixel[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            bool there = k + a * PARTS < end;
-            pixel[a] = there ? m.active[k + a * PARTS] : -1;
-            row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Pair{0, 0};
-        }
+        load_rows(m, w, whole, k, row, pixel);
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             if (pixel[a] < 0) break;
@@ -212,12 +218,7 @@ __device__ __forceinline__ void move_input_weights(
     for (int k = part; k < m.actives; k += AHEAD * PARTS) {
         Pair row[AHEAD];
         int pixel[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            bool there = k + a * PARTS < m.actives;
-            pixel[a] = there ? m.active[k + a * PARTS] : -1;
-            row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Pair{0, 0};
-        }
+        load_rows(m, w, whole, k, row, pixel);
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             if (pixel[a] < 0) break;

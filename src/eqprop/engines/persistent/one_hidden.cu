@@ -147,17 +147,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     __syncthreads();
     if (p.images)
         for (int k = t; k < 256; k += THREADS) m.pixel[k] = p.pixel[k];
-    for (int k = t; k < O * SLICE; k += THREADS) {
-        int o = k / SLICE, j = k % SLICE, at = first_column + j;
-        if (j >= columns) continue;
-        m.wf[o][j] = p.wf[((i64)e * H + at) * O + o];
-#if !TIED
-        m.wb[o][j] = p.wb[((i64)e * O + o) * H + at];
-#endif
-    }
+    read_output_weights(p, m, e, H, first_column);
     for (int j = t; j < SLICE && j < columns; j += THREADS)
         m.bx[j] = p.bx ? p.bx[(i64)e * H + first_column + j] : (real)0;
-    if (t < O) m.bo[t] = p.bo ? p.bo[(i64)e * O + t] : (real)0;
     if (t < 2) prepare(&m.ready[t]);
     __syncthreads();
     meet(); /* nobody writes to a neighbour that has not cleared its memory */
@@ -238,36 +230,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 if (b < p.samples && j < columns)
                     p.h[((i64)e * p.samples + b) * H + first_column + j] = m.h[held][k / SLICE][j];
             }
-            if (rank == 0)
-                for (int k = t; k < B * O; k += THREADS) {
-                    int b = first_sample + k / O;
-                    if (b < p.samples) p.o[((i64)e * p.samples + b) * O + k % O] = m.o[now][k / O][k % O];
-                }
-            /* every multiprocessor knows the largest change of its own slice */
-            if (t < B && first_sample + t < p.samples)
-                atomicMax((bits *)p.residual + (i64)e * p.samples + first_sample + t, m.residual[t]);
+            record_outputs(p, m, e, now, first_sample, rank);
         }
-        if (p.wrong && rank == 0 && t < B) {
-            int best = 0, label = 0;
-            real loss = 0;
-            for (int o = 0; o < O; o++) {
-                real d = m.o[now][t][o] - m.y[t][o];
-                loss += d * d;
-                if (m.o[now][t][o] > m.o[now][t][best]) best = o;
-                if (m.y[t][o] > m.y[t][label]) label = o;
-            }
-            m.wrong[t] += best != label;
-            m.loss[t] += 0.5 * loss;
-        }
+        count_answers(p, m, now, rank);
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
         for (int k = t; k < BH * SLICE; k += THREADS) (&m.first_h[0][0])[k] = (&m.h[held][0][0])[k];
-        if (t < O) {
-            real sum = 0;
-            for (int b = 0; b < B; b++) sum += m.o[now][b][t];
-            m.sum_o[t] = sum;
-        }
+        if (t < O) m.sum_o[t] = sum_of_output(m, now, t);
 #if CONTINUAL
         hidden.correct_drive(held, -1, false);
 #pragma unroll
@@ -312,9 +282,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             mover.write(c_wf, c_wb, inside, columns);
             if (t >= THREADS - 32 && t - (THREADS - 32) < O) { /* a warp that moves no weights */
                 int o = t - (THREADS - 32);
-                real sum = -m.sum_o[o];
-                for (int b = 0; b < B; b++) sum += m.o[now][b][o];
-                m.bias[o] = m.bo[o] + inside * c_bo * sum;
+                m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now, o) - m.sum_o[o]);
             }
             __syncthreads();
             hidden.read_weights();
@@ -332,11 +300,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             for (int b = 0; b < B; b++) sum += m.h[held][b][j] - m.first_h[b][j];
             m.bx[j] += c_bx * sum;
         }
-        if (t < O) {
-            real sum = -m.sum_o[t];
-            for (int b = 0; b < B; b++) sum += m.o[now][b][t];
-            m.bo[t] += c_bo * sum;
-        }
+        if (t < O) m.bo[t] += c_bo * (sum_of_output(m, now, t) - m.sum_o[t]);
         move_input_weights(wx, m, m.h[held], m.first_h, first_column, c_wx);
         __syncthreads();
         STAMP(14)
@@ -346,23 +310,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     if (p.clocks && blockIdx.x == 0 && t < 16) p.clocks[t] = m.clocks[t];
 #endif
     if (p.nudged_steps) {
-        for (int k = t; k < O * SLICE; k += THREADS) {
-            int o = k / SLICE, j = k % SLICE, at = first_column + j;
-            if (j >= columns) continue;
-            p.wf[((i64)e * H + at) * O + o] = m.wf[o][j];
-#if !TIED
-            p.wb[((i64)e * O + o) * H + at] = m.wb[o][j];
-#endif
-        }
+        write_output_weights(p, m, e, H, first_column);
         for (int j = t; p.bx && j < SLICE && j < columns; j += THREADS)
             p.bx[(i64)e * H + first_column + j] = m.bx[j];
-        if (p.bo && rank == 0 && t < O) p.bo[(i64)e * O + t] = m.bo[t];
     }
-    if (p.wrong && rank == 0 && t == 0)
-        for (int b = 0; b < B; b++) {
-            p.wrong[e] += m.wrong[b];
-            p.loss[e] += m.loss[b];
-        }
+    report_counts(p, m, e, rank);
     meet(); /* nobody leaves while a neighbour may still write to it */
 }
 

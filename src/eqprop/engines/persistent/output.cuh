@@ -60,6 +60,70 @@ __device__ __forceinline__ void sum_over_lanes(real *v, u32 lane) {
     }
 }
 
+/* The weights of a slice of the last hidden layer, of `width` neurons, from `first` on; the bias. */
+template <class M>
+__device__ __forceinline__ void read_output_weights(const Problem &p, M &m, int e, int width, int first) {
+    for (int k = threadIdx.x; k < O * SLICE; k += THREADS) {
+        int o = k / SLICE, j = k % SLICE;
+        if (first + j >= width) continue;
+        m.wf[o][j] = p.wf[((i64)e * width + first + j) * O + o];
+#if !TIED
+        m.wb[o][j] = p.wb[((i64)e * O + o) * width + first + j];
+#endif
+    }
+    if (threadIdx.x < O && p.bo) m.bo[threadIdx.x] = p.bo[(i64)e * O + threadIdx.x];
+}
+template <class M>
+__device__ __forceinline__ void write_output_weights(const Problem &p, const M &m, int e, int width, int first) {
+    for (int k = threadIdx.x; k < O * SLICE; k += THREADS) {
+        int o = k / SLICE, j = k % SLICE;
+        if (first + j >= width) continue;
+        p.wf[((i64)e * width + first + j) * O + o] = m.wf[o][j];
+#if !TIED
+        p.wb[((i64)e * O + o) * width + first + j] = m.wb[o][j];
+#endif
+    }
+    if (threadIdx.x < O && p.bo && first == 0) p.bo[(i64)e * O + threadIdx.x] = m.bo[threadIdx.x];
+}
+
+/* What the free phase answered; every multiprocessor knows the largest change of its own slice. */
+template <class M>
+__device__ __forceinline__ void record_outputs(const Problem &p, const M &m, int e, int now, int first_sample, int rank) {
+    for (int k = threadIdx.x; rank == 0 && k < B * O; k += THREADS) {
+        int b = first_sample + k / O;
+        if (b < p.samples) p.o[((i64)e * p.samples + b) * O + k % O] = m.o[now][k / O][k % O];
+    }
+    int b = threadIdx.x;
+    if (b < B && first_sample + b < p.samples)
+        atomicMax((bits *)p.residual + (i64)e * p.samples + first_sample + b, m.residual[b]);
+}
+template <class M> __device__ __forceinline__ void count_answers(const Problem &p, M &m, int now, int rank) {
+    int b = threadIdx.x, best = 0, label = 0;
+    if (!p.wrong || rank != 0 || b >= B) return;
+    real loss = 0;
+    for (int o = 0; o < O; o++) {
+        real d = m.o[now][b][o] - m.y[b][o];
+        loss += d * d;
+        if (m.o[now][b][o] > m.o[now][b][best]) best = o;
+        if (m.y[b][o] > m.y[b][label]) label = o;
+    }
+    m.wrong[b] += best != label;
+    m.loss[b] += 0.5 * loss;
+}
+template <class M> __device__ __forceinline__ void report_counts(const Problem &p, const M &m, int e, int rank) {
+    if (!p.wrong || rank != 0 || threadIdx.x != 0) return;
+    for (int b = 0; b < B; b++) {
+        p.wrong[e] += m.wrong[b];
+        p.loss[e] += m.loss[b];
+    }
+}
+/* Σ over the minibatch of output o */
+template <class M> __device__ __forceinline__ real sum_of_output(const M &m, int now, int o) {
+    real sum = 0;
+    for (int b = 0; b < B; b++) sum += m.o[now][b][o];
+    return sum;
+}
+
 /* A thread's share of the outputs. */
 struct ALIGNED(CHUNK) Chunk { real v[CHUNK]; };
 template <class M> struct Outputs {

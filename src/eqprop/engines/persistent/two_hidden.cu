@@ -243,19 +243,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     __syncthreads();
     if (p.images)
         for (int k = t; k < 256; k += THREADS) m.pixel[k] = p.pixel[k];
-    for (int k = t; k < O * SLICE; k += THREADS) {
-        int o = k / SLICE, j = k % SLICE, at = first2 + j;
-        if (j >= columns2) continue;
-        m.wf[o][j] = p.wf[((i64)e * H2 + at) * O + o];
-#if !TIED
-        m.wb[o][j] = p.wb[((i64)e * O + o) * H2 + at];
-#endif
-    }
+    read_output_weights(p, m, e, H2, first2);
     for (int j = t; j < SLICE; j += THREADS) {
         if (p.bx && j < columns1) m.bx[j] = p.bx[(i64)e * H + first1 + j];
         if (p.bm && j < columns2) m.bm[j] = p.bm[(i64)e * H2 + first2 + j];
     }
-    if (t < O && p.bo) m.bo[t] = p.bo[(i64)e * O + t];
     if (t < 2) {
         prepare(&m.ready[t]);
         prepare(&m.sums_ready[t]);
@@ -330,11 +322,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                     for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
                     m.sum_m[j] = sum;
                 }
-                if (t < O) {
-                    real sum = 0;
-                    for (int b = 0; b < B; b++) sum += m.o[now][b][t];
-                    m.sum_o[t] = sum;
-                }
+                if (t < O) m.sum_o[t] = sum_of_output(m, now, t);
 #if CONTINUAL
                 for (int k = t; k < B * SLICE; k += THREADS) {
                     int b = k / SLICE, j = k % SLICE;
@@ -458,9 +446,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 mover.write(c_wf, c_wb, inside, columns2);
                 if (t >= THREADS - 32 && t - (THREADS - 32) < O) {
                     int o = t - (THREADS - 32);
-                    real sum = -m.sum_o[o];
-                    for (int b = 0; b < B; b++) sum += m.o[now ^ 1][b][o];
-                    m.bias[o] = m.bo[o] + inside * c_bo * sum;
+                    m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now ^ 1, o) - m.sum_o[o]);
                 }
                 for (int j = t; j < SLICE; j += THREADS) {
                     real sum = -m.sum_m[j];
@@ -483,27 +469,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                         if (j < columns1) p.h[sample * H + first1 + j] = m.h1[now1][b][j];
                         if (j < columns2) p.h2[sample * H2 + first2 + j] = m.h2[now2][b][j];
                     }
-                    if (rank == 0)
-                        for (int k = t; k < B * O; k += THREADS) {
-                            int b = first_sample + k / O;
-                            if (b < p.samples) p.o[((i64)e * p.samples + b) * O + k % O] = m.o[now][k / O][k % O];
-                        }
-                    /* every multiprocessor knows the largest change of its own slices */
-                    if (t < B && first_sample + t < p.samples)
-                        atomicMax((bits *)p.residual + (i64)e * p.samples + first_sample + t, m.residual[t]);
+                    record_outputs(p, m, e, now, first_sample, rank);
                 }
-                if (p.wrong && rank == 0 && t < B) {
-                    int best = 0, label = 0;
-                    real loss = 0;
-                    for (int o = 0; o < O; o++) {
-                        real d = m.o[now][t][o] - m.y[t][o];
-                        loss += d * d;
-                        if (m.o[now][t][o] > m.o[now][t][best]) best = o;
-                        if (m.y[t][o] > m.y[t][label]) label = o;
-                    }
-                    m.wrong[t] += best != label;
-                    m.loss[t] += 0.5 * loss;
-                }
+                count_answers(p, m, now, rank);
             }
         }
         if (!p.nudged_steps) continue;
@@ -523,35 +491,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             m.bx[j] += c_bx * sum1;
             m.bm[j] += c_bm * sum2;
         }
-        if (t < O) {
-            real sum = -m.sum_o[t];
-            for (int b = 0; b < B; b++) sum += m.o[now][b][t];
-            m.bo[t] += c_bo * sum;
-        }
+        if (t < O) m.bo[t] += c_bo * (sum_of_output(m, now, t) - m.sum_o[t]);
         move_input_weights(wx, m, m.h1[now1], m.h1[FIRST], first1, c_wx);
         __syncthreads();
     }
 
     if (p.nudged_steps) {
-        for (int k = t; k < O * SLICE; k += THREADS) {
-            int o = k / SLICE, j = k % SLICE, at = first2 + j;
-            if (j >= columns2) continue;
-            p.wf[((i64)e * H2 + at) * O + o] = m.wf[o][j];
-#if !TIED
-            p.wb[((i64)e * O + o) * H2 + at] = m.wb[o][j];
-#endif
-        }
+        write_output_weights(p, m, e, H2, first2);
         for (int j = t; j < SLICE; j += THREADS) {
             if (p.bx && j < columns1) p.bx[(i64)e * H + first1 + j] = m.bx[j];
             if (p.bm && j < columns2) p.bm[(i64)e * H2 + first2 + j] = m.bm[j];
         }
-        if (p.bo && rank == 0 && t < O) p.bo[(i64)e * O + t] = m.bo[t];
     }
-    if (p.wrong && rank == 0 && t == 0)
-        for (int b = 0; b < B; b++) {
-            p.wrong[e] += m.wrong[b];
-            p.loss[e] += m.loss[b];
-        }
+    report_counts(p, m, e, rank);
     meet(); /* nobody leaves while a neighbour may still write to it */
 }
 
