@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
 
 import rows
@@ -54,16 +52,7 @@ def milliseconds(row: str, networks: int) -> float:
     recipe = rows.load(row, networks)
     engine = rows.engine(recipe, "telescoped", "cuda")
     train = data.load("mnist").train.to("cuda")
-    index = torch.randint(60000, (100, networks, 20), device="cuda")
-    engine.run(train, index)
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        engine.run(train, index)
-        torch.cuda.synchronize()
-        times.append(10 * (time.perf_counter() - started))
-    return statistics.median(times)
+    return rows.microseconds(engine, train, networks, 100) / 1000
 
 
 def main() -> int:

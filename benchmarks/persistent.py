@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,25 +60,12 @@ def engine(
     )
 
 
-def microseconds(timed: PersistentEngine, train: Split, networks: int, minibatches: int) -> float:
-    index = torch.randint(60000, (minibatches, networks, 20), device="cuda")
-    timed.run(train, index)
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        timed.run(train, index)
-        torch.cuda.synchronize()
-        times.append(1e6 * (time.perf_counter() - started) / minibatches)
-    return statistics.median(times)
-
-
 def measure(case: str, train: Split) -> dict[str, Any]:
     row, networks, cluster = case.split(":")
     members, many = int(networks), 200 if row.endswith("1h") else 50
     steps = (40, 20)
     whole, free, nudged = (
-        microseconds(engine(row, members, int(cluster), more, False), train, members, many)
+        rows.microseconds(engine(row, members, int(cluster), more, False), train, members, many)
         for more in ((0, 0), (steps[0], 0), (0, steps[1]))
     )
     found: dict[str, Any] = {

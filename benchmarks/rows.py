@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from dataclasses import replace
 
+import torch
+
 import eqprop
+from eqprop.data import Split
 from eqprop.engines import Engine
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe
@@ -23,6 +28,20 @@ def engine(recipe: Recipe, kind: str, device: str = "cpu", threads: int | None =
     return eqprop.make_engine(
         net, recipe.learning_rule(members), recipe.rates(members), kind, threads=threads
     )
+
+
+def microseconds(timed: Engine, train: Split, networks: int, minibatches: int) -> float:
+    """A minibatch on a GPU, after a warm-up, the median of five."""
+    index = torch.randint(len(train), (minibatches, networks, 20), device="cuda")
+    timed.run(train, index)
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        timed.run(train, index)
+        torch.cuda.synchronize()
+        times.append(1e6 * (time.perf_counter() - started) / minibatches)
+    return statistics.median(times)
 
 
 def alone(recipe: Recipe) -> tuple[eqprop.Network, eqprop.Rule, tuple[float, ...]]:

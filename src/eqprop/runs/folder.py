@@ -112,7 +112,7 @@ class RunFolder:
         self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def append_line(self, name: str, value: dict[str, Any]) -> None:
-        _write(self.path / name, f"{json.dumps(value)}\n".encode(), "ab")
+        _write(self.path / name, f"{json.dumps(_rounded(value))}\n".encode(), "ab")
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         file = self.path / name
@@ -179,6 +179,15 @@ class RunFolder:
             raise UserError(f"{file}: written in format {known.get('format')}, not known here")
         content: dict[str, Any] = torch.load(io.BytesIO(body), weights_only=True)
         return content
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers to twelve digits: ends like 10.360000000000001 say nothing, and fill megabytes."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _number(line: bytes, key: str) -> float:
