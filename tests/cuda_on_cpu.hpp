@@ -119,12 +119,17 @@ static void expect(u64 *barrier, u32 count) {
     b->missing += count;
     settle(b);
 }
-static void send(real *place, u64 *barrier, u32 rank, real value) {
+template <class T> static void send_numbers(void *place, u64 *barrier, u32 rank, const T &value, int count) {
     char *here = shared_memory(), *there = blocks[rank].memory.get();
-    *(real *)(there + ((char *)place - here)) = value;
+    memcpy(there + ((char *)place - here), &value, sizeof value);
     Barrier *b = (Barrier *)(there + ((char *)barrier - here));
-    b->missing--;
+    b->missing -= count;
     settle(b);
+}
+static void send(real *place, u64 *barrier, u32 rank, real value) { send_numbers(place, barrier, rank, value, 1); }
+static void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) { send_numbers(place, barrier, rank, q, 4); }
+static void send_words(void *place, u64 *barrier, u32 rank, u32 first, u32 second) {
+    send_numbers(place, barrier, rank, first | (u64)second << 32, 2);
 }
 static void receive(u64 *barrier, u32 phase) {
     while ((u32)((Barrier *)barrier)->phase == phase) let_others_run();
@@ -158,12 +163,19 @@ static void multiply_add(float *c, const u32 *a, const u32 *b) {
     const Fragments *all = gather(mine);
     for (int i = 0; i < 4; i++) {
         int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        double sum = c[i];
         for (int k = 0; k < 16; k++) {
             u32 left = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
             u32 right = all[column * 4 + k % 8 / 2].b[k / 8];
-            c[i] += from_half(k % 2 ? left >> 16 : left) * from_half(k % 2 ? right >> 16 : right);
+            sum += (double)from_half(k % 2 ? left >> 16 : left) * from_half(k % 2 ? right >> 16 : right);
         }
+        c[i] = (float)sum;
+        if (fabs(c[i]) > fabs(sum)) c[i] = nextafterf(c[i], 0); /* towards zero, as the chip rounds here */
     }
+}
+static void load_matrices(u32 *to, const void *row) {
+    const void *const *rows = gather(row);
+    for (int matrix = 0; matrix < 4; matrix++) to[matrix] = ((const u32 *)rows[matrix * 8 + lane() / 4])[lane() % 4];
 }
 static void load_transposed(u32 *to, const void *row) {
     const void *const *rows = gather(row);

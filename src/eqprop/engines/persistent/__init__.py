@@ -139,7 +139,8 @@ class PersistentEngine(Engine):
             if 32 * slice_ * grid > MOST_SEGMENT:
                 raise CannotBuild(f"{max(hidden)} hidden neurons in a cluster of {cluster}")
             warps = 4 * slice_ * grid
-            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "MOST_PARTS": 6}
+            parts = 20 if net.dtype == torch.float32 else 6
+            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "MOST_PARTS": parts}
         sums = math.ceil(batch / 5) * outputs
         split = next((n for n in (32, 16, 8) if n * sums <= 32 * warps), 4)
         constants |= {

@@ -23,7 +23,7 @@ __device__ __forceinline__ void meet() {
 __device__ __forceinline__ u32 address(const void *place) { return (u32)__cvta_generic_to_shared(place); }
 __device__ __forceinline__ u32 address_of(const void *place, u32 rank) {
     u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
     return there;
 }
 __device__ __forceinline__ void prepare(u64 *barrier) {
@@ -48,6 +48,30 @@ __device__ __forceinline__ void send(real *place, u64 *barrier, u32 rank, real v
                  "r"(__float_as_uint(value)), "r"(address_of(barrier, rank))
                  : "memory");
 #endif
+}
+__device__ __forceinline__ void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) {
+    u32 there = address_of(place, rank), counted = address_of(barrier, rank);
+#ifdef DOUBLE
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, [%3];" ::"r"(
+                         there + 8 * i),
+                     "l"(__double_as_longlong(q.v[i])), "l"(__double_as_longlong(q.v[i + 1])), "r"(counted)
+                     : "memory");
+#else
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     there),
+                 "r"(__float_as_uint(q.v[0])), "r"(__float_as_uint(q.v[1])), "r"(__float_as_uint(q.v[2])),
+                 "r"(__float_as_uint(q.v[3])), "r"(counted)
+                 : "memory");
+#endif
+}
+/* Two words, which count as two float32. */
+__device__ __forceinline__ void send_words(void *place, u64 *barrier, u32 rank, u32 first, u32 second) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+                     address_of(place, rank)),
+                 "r"(first), "r"(second), "r"(address_of(barrier, rank))
+                 : "memory");
 }
 /* Wait until the phase, 0 or 1 in turn, has taken them all. */
 __device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
@@ -105,7 +129,13 @@ __device__ __forceinline__ void multiply_add(float *c, const u32 *a, const u32 *
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-/* Four 8 × 8 matrices, transposed; lane l knows where row l % 8 of matrix l / 8 lies. */
+/* Four 8 × 8 matrices; lane l knows where row l % 8 of matrix l / 8 lies. */
+__device__ __forceinline__ void load_matrices(u32 *to, const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address(row))
+                 : "memory");
+}
 __device__ __forceinline__ void load_transposed(u32 *to, const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

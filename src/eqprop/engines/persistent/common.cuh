@@ -42,3 +42,14 @@ struct Problem {
     int minibatches, free_steps, nudged_steps, shared_x, shared_y;
 };
 
+
+#ifdef PROFILE /* cycles between two stamps, of the first thread */
+#define STAMP(i)                                            \
+    if (threadIdx.x == 0) {                                 \
+        i64 clock = clock64();                              \
+        m.clocks[i] += clock - m.last;                      \
+        m.last = clock;                                     \
+    }
+#else
+#define STAMP(i)
+#endif

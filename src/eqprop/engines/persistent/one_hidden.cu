@@ -51,17 +51,6 @@ struct Shared {
 #endif
 };
 
-#ifdef PROFILE /* cycles between two stamps, of the first thread */
-#define STAMP(i)                                            \
-    if (threadIdx.x == 0) {                                 \
-        i64 clock = clock64();                              \
-        m.clocks[i] += clock - m.last;                      \
-        m.last = clock;                                     \
-    }
-#else
-#define STAMP(i)
-#endif
-
 /* A thread's share of the hidden states. */
 struct Hidden {
     Shared &m;

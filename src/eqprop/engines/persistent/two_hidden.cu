@@ -6,49 +6,110 @@
      1. a block times its segments of h1 and h2: partial sums for the other layer,
      2. sent to the multiprocessor that owns a slice of that segment, which adds them up, applies σ,
      3. and sends the new states to all whose blocks need them.
+   Half of the warps take the block forwards, the others backwards. They wait for nothing but the
+   messages they need: in the free phase h1 and h2 are two chains that do not wait for each other.
+   The outputs are answered between two steps, by a few warps that have nothing to add up: partial
+   sums go to an owner of four outputs of a sample, and from there to all.
    Input weights and output weights are those of the slices that a multiprocessor owns, as with
    one hidden layer (input.cuh, output.cuh).
 
-   The blocks are held in registers, each number as the sum of two float16 (22 bits), as the units
-   for matrix products want them: a b ≈ a₁b₁ + a₁b₂ + a₂b₁ with float32 sums. The weights
-   themselves stay in global memory in float32. With DOUBLE, for tests, plain loops do the same. */
+   Every state has a version, counted over all minibatches; its messages come in with a barrier and
+   in a buffer of two that take turns. A buffer is free when its turn comes again: a version can
+   only be computed from messages of all that have read the one before the last.
+
+   The blocks are held in registers, each number as the sum of two float16 (23 bits), as the units
+   for matrix products want them: a b ≈ a₁b₁ + a₁b₂ + a₂b₁ with float32 sums. With DOUBLE, for
+   tests, plain loops do the same. */
 
 #define SEGMENT (SLICE * GRID)
 #define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
 #define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
 #define PITCH (SEGMENT + 8)
-#define WEIGHT_SCALE 16.0f /* keeps the second float16 of a small weight away from zero */
+/* of each direction, the first warps add up sums; of those forward, the last answer */
+#define FINISHERS (TILES < 8 ? TILES : 5)
+#define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
+#define ANSWERS (B * (OP / 4)) /* in fours */
+#define ANSWERS_OWNED ((ANSWERS + CLUSTER - 1) / CLUSTER)
+/* keep the second float16 away from zero */
+#define WEIGHT_SCALE 256
+#define CHANGE_SCALE 1024
 
-enum { FIRST = 2 }; /* of three buffers of states: the steady state; 0 and 1 are now and next */
+enum { FIRST = 2 }; /* of three buffers: the steady state */
+
+#ifndef DOUBLE
+struct __align__(8) Words { u32 v[2]; };
+/* Four numbers as pairs of float16. */
+__device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float first = q.v[2 * i], second = q.v[2 * i + 1];
+        high.v[i] = halves(first, second);
+        low.v[i] = halves(first - first_half(high.v[i]), second - second_half(high.v[i]));
+    }
+}
+#endif
 
 /* The states of a segment of a layer. */
-struct Segment {
+struct __align__(16) Segment {
 #ifdef DOUBLE
     real v[BN][PITCH];
 #else
     unsigned short high[BN][PITCH], low[BN][PITCH];
 #endif
+    __device__ __forceinline__ Quad quad(int b, int column) const {
+#ifdef DOUBLE
+        return *(const Quad *)&v[b][column];
+#else
+        Words h = *(const Words *)&high[b][column], l = *(const Words *)&low[b][column];
+        return {first_half(h.v[0]) + first_half(l.v[0]), second_half(h.v[0]) + second_half(l.v[0]),
+                first_half(h.v[1]) + first_half(l.v[1]), second_half(h.v[1]) + second_half(l.v[1])};
+#endif
+    }
+    __device__ __forceinline__ void set(int b, int column, const Quad &q) {
+#ifdef DOUBLE
+        *(Quad *)&v[b][column] = q;
+#else
+        Words h, l;
+        split(q, h, l);
+        *(Words *)&high[b][column] = h;
+        *(Words *)&low[b][column] = l;
+#endif
+    }
+    /* the same, in the shared memory of another */
+    __device__ __forceinline__ void send(int b, int column, u64 *barrier, int rank, const Quad &q) {
+#ifdef DOUBLE
+        send_quad((Quad *)&v[b][column], barrier, rank, q);
+#else
+        Words h, l;
+        split(q, h, l);
+        send_words(&high[b][column], barrier, rank, h.v[0], h.v[1]);
+        send_words(&low[b][column], barrier, rank, l.v[0], l.v[1]);
+#endif
+    }
 };
 
 struct Shared {
     __align__(16) real x[NX][BP]; /* transposed */
-    real sums[HALF][BP][SLICE];   /* of the drive, by parts of the pixels */
-    __align__(16) Segment s1[3], s2[3];
+    union {
+        real sums[HALF][BP][SLICE]; /* of the drive, by parts of the pixels */
+        Segment change[2];          /* of h1 and h2 in a nudged step, times CHANGE_SCALE */
+    };
+    Segment s1[2], s2[2];
     __align__(16) unsigned short zero[PITCH];
-    real h1[3][BH][SLICE], h2[3][BH][SLICE]; /* the slices owned */
-    real arrived[2][GRID][BP][SLICE];        /* partial sums for them, by layer and source */
-    real drive[BP][SLICE];                   /* in the nudged phase, with −(c G + c_b) h1_0 in it */
+    real h1[3][BH][SLICE], h2[3][BH][SLICE];    /* the slices owned */
+    real arrived[2][2][GRID][BP][SLICE];        /* partial sums for them, by version, layer, source */
+    Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* and for the outputs owned */
+    real drive[BP][SLICE];                      /* in the nudged phase, with −(c G + c_b) h1_0 in it */
     real wf[OP][SLICE], wb[OP][SLICE];
     real wf0[OP][SLICE];   /* before the phase */
     real other[OP][SLICE]; /* C-VF: wb before the phase; C-EP: h2_0ᵀ o_0 */
-    __align__(16) real o[2][BH][OP], changed[BH][OP]; /* o_t and o_{t+1}; their difference */
-    __align__(16) real spread[BP][BP];                /* inside · (c G + c_b) */
-    real partial[2][CLUSTER][SETS * SET];
+    real o[2][BH][OP], changed[BH][OP];         /* o_{t+1} − o_t */
+    __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
     real y[BP][OP];
-    real bx[SLICE], bm[SLICE], bo[OP], bias_m[SLICE], bias[OP]; /* bias: as it is at this step */
+    real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
     real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state */
     real pixel[256];
-    u64 ready[2], sums_ready[2], states_ready[2]; /* of outputs by exchange; by layer */
+    u64 sums_ready[2][2], states_ready[2][2], answers_ready[2], outputs_ready[2]; /* (by layer and) by version */
     bits residual[BP];
     u32 lit[(NX + 31) / 32 + 1];
     short active[NX];
@@ -57,6 +118,9 @@ struct Shared {
     double wrong[BP], loss[BP];
 #ifdef DOUBLE
     real strip[2 * TILES][16][SEGMENT];
+#endif
+#ifdef PROFILE
+    i64 clocks[16], last;
 #endif
 };
 
@@ -103,19 +167,22 @@ struct Strip {
                 sums[n][i] = sum;
             }
     }
-    /* d[half][i] += sign · Σ over the minibatch of a (rows) times b (columns 16 step + 8 half …) */
+    /* d[half][i] += Σ over the minibatch of ± a (rows) times b (columns 16 step + 8 half …) */
     __device__ __forceinline__ void correlate(
-        const Segment &a, int first_row, const Segment &b, int step, real sign, real (*d)[4]) const {
+        const Segment &a, int first_row, const Segment &b, int step, bool negative, real (*d)[4]) const {
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < 4; i++)
                 for (int n = 0; n < B; n++)
-                    d[half][i] += sign * a.v[n][first_row + row + i / 2 * 8] *
+                    d[half][i] += (negative ? -1 : 1) * a.v[n][first_row + row + i / 2 * 8] *
                                   b.v[n][16 * step + 8 * half + pair + i % 2];
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < 4; i++)
                 m.strip[warp][row + i / 2 * 8][16 * step + 8 * half + pair + i % 2] += factor * d[half][i];
+    }
+    __device__ __forceinline__ real value(int step, int half, int i) const {
+        return m.strip[warp][row + i / 2 * 8][16 * step + 8 * half + pair + i % 2];
     }
 #else
     __device__ __forceinline__ void set(int step, int r, float first, float second) {
@@ -131,34 +198,35 @@ struct Strip {
                 set(step, r, WEIGHT_SCALE * read(w, i, j), WEIGHT_SCALE * read(w, i, j + 1));
             }
     }
+    /* The units cut off what they add, so the large products have sums of their own. */
     __device__ __forceinline__ void multiply(const Segment &s, real (*sums)[4]) const {
+        real small[BN / 8][4] = {};
 #pragma unroll
         for (int n = 0; n < BN / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[n][i] = 0;
+        const unsigned short(*part)[PITCH] = lane / 16 ? s.low : s.high;
 #pragma unroll
         for (int step = 0; step < TILES; step++)
 #pragma unroll
             for (int n = 0; n < BN / 8; n++) {
-                const unsigned short *h = &s.high[8 * n + row][16 * step + pair];
-                const unsigned short *l = &s.low[8 * n + row][16 * step + pair];
-                u32 b_high[2] = {*(const u32 *)h, *(const u32 *)(h + 8)};
-                u32 b_low[2] = {*(const u32 *)l, *(const u32 *)(l + 8)};
-                multiply_add(sums[n], high[step], b_high);
-                multiply_add(sums[n], high[step], b_low);
-                multiply_add(sums[n], low[step], b_high);
+                u32 b[4]; /* high, low */
+                load_matrices(b, &part[8 * n + lane % 8][16 * step + lane / 8 % 2 * 8]);
+                multiply_add(sums[n], high[step], b);
+                multiply_add(small[n], high[step], b + 2);
+                multiply_add(small[n], low[step], b);
             }
 #pragma unroll
         for (int n = 0; n < BN / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums[n][i] *= 1 / WEIGHT_SCALE;
+            for (int i = 0; i < 4; i++) sums[n][i] = (sums[n][i] + small[n][i]) * (1.0f / WEIGHT_SCALE);
     }
     /* The row of a matrix of states that this lane speaks for; samples beyond the last are zero. */
     __device__ __forceinline__ const void *place(const unsigned short (*s)[PITCH], int sample, int column) const {
         return sample < BN ? &s[sample][column] : &m.zero[0];
     }
     __device__ __forceinline__ void correlate(
-        const Segment &a, int first_row, const Segment &b, int step, real sign, real (*d)[4]) const {
+        const Segment &a, int first_row, const Segment &b, int step, bool negative, real (*d)[4]) const {
         const int matrix = lane / 8, line = lane % 8;
 #pragma unroll
         for (int from = 0; from < BN; from += 16) {
@@ -169,7 +237,7 @@ struct Strip {
             load_transposed(a_low, place(a.low, sample_a, column_a));
             load_transposed(b_high, place(b.high, sample_b, column_b));
             load_transposed(b_low, place(b.low, sample_b, column_b));
-            if (sign < 0)
+            if (negative)
 #pragma unroll
                 for (int r = 0; r < 4; r++) { /* the signs of both halves */
                     a_high[r] ^= 0x80008000u;
@@ -193,47 +261,241 @@ struct Strip {
                 second_half(h) + second_half(l) + factor * change[1]);
         }
     }
+    __device__ __forceinline__ real value(int step, int half, int i) const {
+        u32 h = high[step][half * 2 + i / 2], l = low[step][half * 2 + i / 2];
+        return (1.0f / WEIGHT_SCALE) *
+               (i % 2 ? second_half(h) + second_half(l) : first_half(h) + first_half(l));
+    }
 #endif
-    /* W += inside · c · (a'ᵀ b' − aᵀ b) here, and `weights` += c · (…) where there are any */
-    __device__ __forceinline__ void move(const Segment &a_next, const Segment &b_next, const Segment &a,
-        const Segment &b, int first_row, real c, real inside, const View *weights) {
+#define EACH_ENTRY                                         \
+    _Pragma("unroll") for (int half = 0; half < 2; half++) \
+        _Pragma("unroll") for (int i = 0; i < 4; i++)
+
+    /* W += c · (aᵀ b ± a'ᵀ b'), a for rows, b for columns: in the strip by `inside` of it, and
+       wholly in `weights` where there are any. */
+    __device__ __forceinline__ void move(const Segment &a, const Segment &b, const Segment *a_more,
+        const Segment *b_more, bool minus, int first_row, real c, real inside, const View *weights) {
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
             real d[2][4] = {};
-            correlate(a_next, first_row, b_next, step, 1, d);
-            correlate(a, first_row, b, step, -1, d);
+            correlate(a, first_row, b, step, false, d);
+            if (a_more) correlate(*a_more, first_row, *b_more, step, minus, d);
             if (inside != 0) add(step, d, inside * c);
-            if (weights)
+            if (weights) EACH_ENTRY {
+                int r = row + i / 2 * 8, k = 16 * step + 8 * half + pair + i % 2;
+                if (weights->has(r, k)) (*weights)(r, k) += c * d[half][i];
+            }
+        }
+    }
+    __device__ __forceinline__ void write(const View &weights) const {
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        int r = row + i / 2 * 8, k = 16 * step + 8 * half + pair + i % 2;
-                        if (weights->has(r, k)) (*weights)(r, k) += c * d[half][i];
-                    }
+        for (int step = 0; step < TILES; step++) EACH_ENTRY {
+            int r = row + i / 2 * 8, k = 16 * step + 8 * half + pair + i % 2;
+            if (weights.has(r, k)) weights(r, k) = value(step, half, i);
         }
     }
 };
 
-/* Two neighbouring states of a slice, to a multiprocessor that holds its segment. */
-__device__ __forceinline__ void send_states(Segment &s, int b, int column, u64 *barrier, int rank, real v0, real v1) {
-#ifdef DOUBLE
-    send(&s.v[b][column], barrier, rank, v0);
-    send(&s.v[b][column + 1], barrier, rank, v1);
-#else
-    u32 high = halves(v0, v1), low = halves(v0 - first_half(high), v1 - second_half(high));
-    send((real *)&s.high[b][column], barrier, rank, __uint_as_float(high));
-    send((real *)&s.low[b][column], barrier, rank, __uint_as_float(low));
-#endif
+/* Lane s of four whose `row` differs in its last two bits has value v[s] of all of them in the end. */
+__device__ __forceinline__ void transpose(real *v, int s) {
+#pragma unroll
+    for (int bit = 2; bit; bit >>= 1)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!(i & bit)) {
+                bool upper = s & bit;
+                real other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + bit], 4 * bit);
+                (upper ? v[i] : v[i + bit]) = other;
+            }
 }
+
+/* What a thread does in a step. */
+struct Stepper {
+    Shared &m;
+    const Problem &p;
+    const int rank, down, across;
+    const bool forward;
+    const int worker, first_row; /* in its direction; of the segment that it drives */
+    Strip strip;
+    int v1 = 0, v2 = 0, vo = 0; /* versions of h1, h2 and the outputs */
+
+    __device__ __forceinline__ Stepper(Shared &m, const Problem &p, int rank)
+        : m(m), p(p), rank(rank), down(rank / GRID), across(rank % GRID), forward(threadIdx.x < 32 * TILES),
+          worker(threadIdx.x % (32 * TILES)), first_row(worker / 32 * 16), strip(m) {}
+
+    __device__ __forceinline__ static void wait(u64 *ready, int version) {
+        receive(&ready[version & 1], version - 1 >> 1 & 1);
+    }
+    /* for the states and outputs as they are now */
+    __device__ __forceinline__ void wait_for_all() {
+        wait(m.states_ready[0], v1);
+        wait(m.states_ready[1], v2);
+        wait(m.outputs_ready, vo);
+    }
+
+    /* Four states of the slice owned, to all that hold its segment. */
+    __device__ __forceinline__ void publish(int layer, int version, int b, int j, const Quad &q) {
+        Segment &s = layer ? m.s2[version & 1] : m.s1[version & 1];
+#pragma unroll
+        for (int k = 0; k < GRID; k++)
+            s.send(b, (layer ? down : across) * SLICE + j, &m.states_ready[layer][version & 1],
+                   layer ? k * GRID + across : down * GRID + k, q);
+    }
+
+    /* 1. a layer is driven from the other, s */
+    __device__ __forceinline__ void send_sums(int layer, int version, const Segment &s) {
+        real sums[BN / 8][4];
+        strip.multiply(s, sums);
+        const int owner = first_row / SLICE, to = layer ? owner * GRID + across : down * GRID + owner;
+        const int turn = strip.row % 4, j = first_row % SLICE + turn / 2 * 8 + strip.row / 4 * 4;
+        real(*place)[SLICE] = m.arrived[version & 1][layer][layer ? down : across];
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++) {
+            transpose(sums[n], turn);
+            int b = 8 * n + strip.pair + turn % 2;
+            if (b < B)
+                send_quad((Quad *)&place[b][j], &m.sums_ready[layer][version & 1], to,
+                          {sums[n][0], sums[n][1], sums[n][2], sums[n][3]});
+        }
+    }
+
+    /* 2. new states of the slice, 3. to all that need them */
+    __device__ __forceinline__ void finish(int layer, int version, bool nudged, bool watched) {
+        real(*h)[BH][SLICE] = layer ? m.h2 : m.h1;
+        const int columns = layer ? H2 - (across * SEGMENT + down * SLICE) : H - (down * SEGMENT + across * SLICE);
+        const int now = version & 1 ^ 1;
+        for (int k = worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
+            int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+            Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j];
+            if (layer) {
+                wait(m.outputs_ready, vo);
+#pragma unroll
+                for (int o = 0; o < O; o++) {
+                    Quad w = *(const Quad *)(TIED ? &m.wf[o][j] : &m.wb[o][j]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) v.v[i] += m.o[vo & 1][b][o] * w.v[i];
+                }
+            }
+#if CONTINUAL
+            else if (nudged) {
+#pragma unroll 4
+                for (int n = 0; n < B; n++) {
+                    Quad h_n = *(const Quad *)&m.h1[now][n][j];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) v.v[i] += m.spread[n][b] * h_n.v[i];
+                }
+            }
+#endif
+            STAMP(2)
+            wait(m.sums_ready[layer], version);
+            STAMP(3)
+#pragma unroll
+            for (int source = 0; source < GRID; source++) {
+                Quad sum = *(const Quad *)&m.arrived[version & 1][layer][source][b][j];
+#pragma unroll
+                for (int i = 0; i < 4; i++) v.v[i] += sum.v[i];
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                v.v[i] = j + i < columns ? activate(v.v[i]) : (real)0;
+                if (watched) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - h[now][b][j + i])));
+            }
+            publish(layer, version, b, j, v);
+            *(Quad *)&h[version & 1][b][j] = v;
+        }
+    }
+
+    /* the outputs that follow from h2 */
+    __device__ __forceinline__ void answer(int version, bool nudged, bool watched, real beta) {
+        const int worker = this->worker - 32 * (TILES - ANSWERERS), part = worker % 4;
+        const int owned = rank < ANSWERS ? (ANSWERS - 1 - rank) / CLUSTER + 1 : 0, now = version & 1 ^ 1;
+        if (worker == 0) {
+            expect(&m.outputs_ready[version & 1], B * OP);
+            if (owned) expect(&m.answers_ready[version & 1], owned * CLUSTER * 4);
+        }
+        for (int first = 0; first < B; first += 8 * ANSWERERS) {
+            const int sample = first + worker / 4, b = sample < B ? sample : 0;
+            real v[OP] = {};
+#pragma unroll
+            for (int c = 0; c < SLICE; c += 16) {
+                Quad h = m.s2[v2 & 1].quad(b, down * SLICE + c + 4 * part);
+#pragma unroll
+                for (int o = 0; o < O; o++) {
+                    Quad w = *(const Quad *)&m.wf[o][c + 4 * part];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) v[o] += h.v[i] * w.v[i];
+                }
+            }
+#pragma unroll
+            for (int o = 0; o < O; o++) {
+                v[o] += __shfl_xor_sync(~0u, v[o], 1);
+                v[o] += __shfl_xor_sync(~0u, v[o], 2);
+            }
+#pragma unroll
+            for (int k = 0; k < OP / 4; k++) { /* four outputs a lane */
+                int at = b * (OP / 4) + k;
+                if (part == k % 4 && sample < B)
+                    send_quad(&m.answers[version & 1][at / CLUSTER][rank], &m.answers_ready[version & 1], at % CLUSTER,
+                              {v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]});
+            }
+        }
+        /* those owned, to each multiprocessor */
+        for (int k = worker; k < owned * CLUSTER; k += 32 * ANSWERERS) {
+            wait(m.answers_ready, version);
+            const int slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + rank;
+            const int b = at / (OP / 4), o = at % (OP / 4) * 4;
+            Quad v = *(const Quad *)&m.bias[o];
+#pragma unroll
+            for (int source = 0; source < CLUSTER; source++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) v.v[i] += m.answers[version & 1][slot][source].v[i];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                real before = m.o[now][b][o + i];
+                v.v[i] = o + i < O ? activate(v.v[i]) + (nudged ? beta * (m.y[b][o + i] - before) : (real)0) : (real)0;
+                if (watched && to == 0) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - before)));
+            }
+            send_quad((Quad *)&m.o[version & 1][b][o], &m.outputs_ready[version & 1], to, v);
+        }
+    }
+
+    /* Announce states that are going to come in. */
+    __device__ __forceinline__ void expect_states(int layer, int version) {
+        if (worker == 0) expect(&m.states_ready[layer][version & 1], GRID * B * SLICE);
+    }
+
+    /* One step of the layers that move; the output moves with layer 1. */
+    __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched, real beta) {
+        if (forward ? moves2 : moves1) {
+            const int layer = forward, version = 1 + (layer ? v2 : v1);
+            STAMP(5)
+            wait(m.states_ready[layer ^ 1], layer ? v1 : v2);
+            STAMP(0)
+            expect_states(layer, version);
+            if (worker == 0) expect(&m.sums_ready[layer][version & 1], GRID * B * SLICE);
+            send_sums(layer, version, layer ? m.s1[v1 & 1] : m.s2[v2 & 1]);
+            STAMP(1)
+            if (worker < 32 * FINISHERS) finish(layer, version, nudged, watched);
+            STAMP(4)
+        }
+        if (forward && moves1 && worker >= 32 * (TILES - ANSWERERS)) {
+            wait(m.states_ready[1], v2);
+            wait(m.outputs_ready, vo);
+            answer(vo + 1, nudged, watched, beta);
+        }
+        v1 += moves1;
+        vo += moves1;
+        v2 += moves2;
+    }
+};
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     run(const Problem p) {
     Shared &m = *(Shared *)shared_memory();
-    const int t = threadIdx.x, warp = t / 32, rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
-    const int down = rank / GRID, across = rank % GRID;
+    const int t = threadIdx.x, rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
     const int e = cluster % p.members;
     const int first_sample = cluster / p.members * B; /* other than 0 only where nothing is learned */
+    const int down = rank / GRID, across = rank % GRID;
     const int first1 = down * SEGMENT + across * SLICE, columns1 = H - first1;
     const int first2 = across * SEGMENT + down * SLICE, columns2 = H2 - first2;
     const real inside = (real)p.inside;
@@ -249,238 +511,173 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (p.bm && j < columns2) m.bm[j] = p.bm[(i64)e * H2 + first2 + j];
     }
     if (t < 2) {
-        prepare(&m.ready[t]);
-        prepare(&m.sums_ready[t]);
-        prepare(&m.states_ready[t]);
+        for (int layer = 0; layer < 2; layer++) {
+            prepare(&m.sums_ready[layer][t]);
+            prepare(&m.states_ready[layer][t]);
+        }
+        prepare(&m.answers_ready[t]);
+        prepare(&m.outputs_ready[t]);
     }
     __syncthreads();
     meet(); /* nobody writes to a neighbour that has not cleared its memory */
     if (p.images) fetch_bytes(p, m, e, 0);
 
-    /* The first half of the warps takes the block forwards, the other backwards. */
-    const bool forward = warp < TILES;
-    const int first_row = (forward ? warp : warp - TILES) * 16; /* of the segment that it drives */
-    Strip strip(m);
+    Stepper s(m, p, rank);
     View weights;
-    if (forward || TIED) {
+    if (s.forward || TIED) {
         int rows = down * SEGMENT, columns = across * SEGMENT; /* of [H, H2] */
         real *at = p.wm + (i64)e * H * H2 + (i64)rows * H2 + columns;
-        weights = forward ? View{at + first_row, 1, H2, H2 - columns - first_row, H - rows}
-                          : View{at + (i64)first_row * H2, H2, 1, H - rows - first_row, H2 - columns};
+        weights = s.forward ? View{at + s.first_row, 1, H2, H2 - columns - s.first_row, H - rows}
+                            : View{at + (i64)s.first_row * H2, H2, 1, H - rows - s.first_row, H2 - columns};
     } else {
         int rows = across * SEGMENT, columns = down * SEGMENT; /* of [H2, H] */
         real *at = p.wn + (i64)e * H * H2 + (i64)rows * H + columns;
-        weights = View{at + first_row, 1, H, H - columns - first_row, H2 - rows};
+        weights = View{at + s.first_row, 1, H, H - columns - s.first_row, H2 - rows};
     }
-    Outputs<Shared> outputs(m, rank);
 
-    int exchange = 0, phase = 0, sums_phase = 0, states_phase = 0;
-    int now1 = 0, now2 = 0, now = 0; /* which buffers hold h1_t, h2_t, o_t */
     for (int at = 0; at < p.minibatches; at++) {
+        STAMP(15)
         read_minibatch(p, m, e, at, first_sample);
+        STAMP(8)
         if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
         const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
         const real c_wx = p.rate_wx[e] / beta, c_bx = p.rate_bx[e] / beta, c_bm = p.rate_bm[e] / beta;
-        const real c_m = (forward ? p.rate_wm[e] : p.rate_wn[e]) / beta;
+        const real c_m = (s.forward ? p.rate_wm[e] : p.rate_wn[e]) / beta;
         const real c_wf = p.rate_wf[e] / beta, c_wb = p.rate_wb[e] / beta, c_bo = p.rate_bo[e] / beta;
 #if CONTINUAL
         if (p.nudged_steps) spread(m, inside * c_wx, inside * c_bx);
 #endif
-        strip.load(weights);
+        STAMP(9)
         input_drive(wx, m, first1);
+        STAMP(10)
+        s.strip.load(weights);
         for (int k = t; k < BP * SLICE; k += THREADS)
             m.drive[k / SLICE][k % SLICE] = m.sums[0][k / SLICE][k % SLICE] + m.bx[k % SLICE];
-        outputs.read_weights();
-        now1 = now2 = now = 0;
-        for (int k = t; k < BH * SLICE; k += THREADS) (&m.h1[0][0][0])[k] = (&m.h2[0][0][0])[k] = 0;
-        for (int k = t; k < (int)(sizeof(Segment) / 4); k += THREADS) ((u32 *)&m.s1[0])[k] = ((u32 *)&m.s2[0])[k] = 0;
-        for (int k = t; k < BH * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
+        for (int k = t; k < BH * SLICE; k += THREADS)
+            (&m.h1[s.v1 & 1][0][0])[k] = (&m.h2[s.v2 & 1][0][0])[k] = 0;
+        for (int k = t; k < (int)(sizeof(Segment) / 4); k += THREADS)
+            ((u32 *)&m.s1[s.v1 & 1])[k] = ((u32 *)&m.s2[s.v2 & 1])[k] = 0;
+        for (int k = t; k < BH * OP; k += THREADS) (&m.o[s.vo & 1][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
         if (t < O) m.bias[t] = m.bo[t];
         for (int j = t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
         __syncthreads();
+        STAMP(11)
 
-        Mover<Shared> mover(m);
-        const int steps = p.free_steps + p.nudged_steps;
-        for (int step = 0; step < steps; step++) {
-            const bool nudged = step >= p.free_steps;
-            const bool both = !IN_TURN || nudged;
-            const bool moves1 = both || step % 2 == 0, moves2 = both || step % 2 == 1;
-            const bool watched = !nudged && step >= p.free_steps - (both ? 1 : 2);
-
-            if (step == p.free_steps) { /* ---- the nudged phase begins ---- */
-                for (int k = t; k < BH * SLICE; k += THREADS) {
-                    (&m.h1[FIRST][0][0])[k] = (&m.h1[now1][0][0])[k];
-                    (&m.h2[FIRST][0][0])[k] = (&m.h2[now2][0][0])[k];
-                }
-                for (int k = t; k < (int)(sizeof(Segment) / 4); k += THREADS) {
-                    ((u32 *)&m.s1[FIRST])[k] = ((u32 *)&m.s1[now1])[k];
-                    ((u32 *)&m.s2[FIRST])[k] = ((u32 *)&m.s2[now2])[k];
-                }
-                for (int j = t; j < SLICE; j += THREADS) {
-                    real sum = 0;
-                    for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
-                    m.sum_m[j] = sum;
-                }
-                if (t < O) m.sum_o[t] = sum_of_output(m, now, t);
-#if CONTINUAL
-                for (int k = t; k < B * SLICE; k += THREADS) {
-                    int b = k / SLICE, j = k % SLICE;
-                    real sum = 0;
-                    for (int i = 0; i < B; i++) sum += m.spread[i][b] * m.h1[now1][i][j];
-                    m.drive[b][j] -= sum;
-                }
-#endif
-                mover.begin(m.h2[now2], now);
-                __syncthreads();
+        /* ---- the free phase ---- */
+        for (int step = 0; step < p.free_steps; step++)
+            s.step(!IN_TURN || step % 2 == 0, !IN_TURN || step % 2 == 1, false,
+                   step >= p.free_steps - (IN_TURN ? 2 : 1), beta);
+        s.wait_for_all();
+        __syncthreads();
+        STAMP(6)
+        if (at == p.minibatches - 1) {
+            for (int k = t; k < B * SLICE; k += THREADS) {
+                int b = k / SLICE, j = k % SLICE;
+                i64 sample = (i64)e * p.samples + first_sample + b;
+                if (first_sample + b >= p.samples) continue;
+                if (j < columns1) p.h[sample * H + first1 + j] = m.h1[s.v1 & 1][b][j];
+                if (j < columns2) p.h2[sample * H2 + first2 + j] = m.h2[s.v2 & 1][b][j];
             }
-
-            /* ---- 1. products, to the owners of the slices ---- */
-            if (t == 0) {
-                for (int layer = 0; layer < 2; layer++)
-                    if (layer == 0 ? moves1 : moves2) {
-                        expect(&m.sums_ready[layer], GRID * B * SLICE);
-                        expect(&m.states_ready[layer], GRID * B * SLICE);
-                    }
-            }
-            if (moves1) outputs.send_sums(m.h2[now2], exchange); /* the output moves with layer 1 */
-            if (forward ? moves2 : moves1) {
-                real sums[BN / 8][4];
-                strip.multiply(forward ? m.s1[now1] : m.s2[now2], sums);
-                const int owner = first_row / SLICE, to = forward ? owner * GRID + across : down * GRID + owner;
-                real(*place)[SLICE] = m.arrived[forward ? 1 : 0][forward ? down : across];
-                u64 *barrier = &m.sums_ready[forward ? 1 : 0];
-#pragma unroll
-                for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        int b = 8 * n + strip.pair + i % 2, j = first_row % SLICE + strip.row + i / 2 * 8;
-                        if (b < B) send(&place[b][j], barrier, to, sums[n][i]);
-                    }
-            }
-
-            /* ---- 2. new states of the slices, 3. to all that need them ---- */
-            for (int layer = 0; layer < 2; layer++) {
-                if (!(layer == 0 ? moves1 : moves2)) continue;
-                receive(&m.sums_ready[layer], sums_phase >> layer & 1);
-                for (int k = t; k < B * (SLICE / 2); k += THREADS) {
-                    int b = k / (SLICE / 2), j = k % (SLICE / 2) * 2;
-                    real v[2];
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        v[i] = layer == 0 ? m.drive[b][j + i] : m.bias_m[j + i];
-#pragma unroll
-                        for (int source = 0; source < GRID; source++) v[i] += m.arrived[layer][source][b][j + i];
-                    }
-                    if (layer == 1) {
-#pragma unroll
-                        for (int o = 0; o < O; o++)
-#pragma unroll
-                            for (int i = 0; i < 2; i++)
-                                v[i] += m.o[now][b][o] * (TIED ? m.wf[o][j + i] : m.wb[o][j + i]);
-                    }
-#if CONTINUAL
-                    else if (nudged) {
-#pragma unroll 4
-                        for (int n = 0; n < B; n++)
-#pragma unroll
-                            for (int i = 0; i < 2; i++) v[i] += m.spread[n][b] * m.h1[now1][n][j + i];
-                    }
-#endif
-                    const int columns = layer == 0 ? columns1 : columns2, here = layer == 0 ? now1 : now2;
-                    real(*h)[BH][SLICE] = layer == 0 ? m.h1 : m.h2;
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        v[i] = j + i < columns ? activate(v[i]) : (real)0;
-                        if (watched) atomicMax(&m.residual[b], BITS(fabs(v[i] - h[here][b][j + i])));
-                        h[here ^ 1][b][j + i] = v[i];
-                    }
-                    Segment &s = layer == 0 ? m.s1[here ^ 1] : m.s2[here ^ 1];
-#pragma unroll
-                    for (int k = 0; k < GRID; k++) {
-                        int to = layer == 0 ? down * GRID + k : k * GRID + across;
-                        int column = (layer == 0 ? across : down) * SLICE + j;
-                        send_states(s, b, column, &m.states_ready[layer], to, v[0], v[1]);
-                    }
-                }
-                sums_phase ^= 1 << layer;
-            }
-            if (moves1) {
-                if (t < B * O) receive(&m.ready[exchange], phase >> exchange & 1);
-                for (int k = t; k < B * O; k += THREADS) {
-                    int b = k / O, o = k % O;
-                    real before = m.o[now][b][o], v = activate(m.bias[o] + outputs.sum(exchange, b, o));
-                    if (nudged) v += beta * (m.y[b][o] - before);
-                    if (watched) atomicMax(&m.residual[b], BITS(fabs(v - before)));
-                    m.o[now ^ 1][b][o] = v;
-                    m.changed[b][o] = v - before;
-                }
-                phase ^= 1 << exchange;
-                exchange ^= 1;
-            }
-            for (int layer = 0; layer < 2; layer++)
-                if (layer == 0 ? moves1 : moves2) {
-                    receive(&m.states_ready[layer], states_phase >> layer & 1);
-                    states_phase ^= 1 << layer;
-                }
-            __syncthreads();
-
-            /* ---- the weights move ---- */
-            if (nudged) {
-                const bool last = step == steps - 1;
-#if VECTOR_FIELD
-                const Segment &a_next = forward ? m.s2[now2 ^ 1] : m.s1[now1 ^ 1];
-                const Segment &a = forward ? m.s2[now2] : m.s1[now1], &b = forward ? m.s1[now1] : m.s2[now2];
-                strip.move(a_next, b, a, b, first_row, c_m, CONTINUAL ? inside : (real)0, &weights);
-                mover.follow(m.h2[now2], m.h2[now2 ^ 1], now);
-#else
-                if (CONTINUAL && !last) {
-                    if (forward)
-                        strip.move(m.s2[now2 ^ 1], m.s1[now1 ^ 1], m.s2[now2], m.s1[now1], first_row, c_m, inside, 0);
-                    else
-                        strip.move(m.s1[now1 ^ 1], m.s2[now2 ^ 1], m.s1[now1], m.s2[now2], first_row, c_m, inside, 0);
-                }
-                if (CONTINUAL || last) mover.correlate(m.h2[now2 ^ 1], now ^ 1);
-#endif
-#if CONTINUAL
-                mover.write(c_wf, c_wb, inside, columns2);
-                if (t >= THREADS - 32 && t - (THREADS - 32) < O) {
-                    int o = t - (THREADS - 32);
-                    m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now ^ 1, o) - m.sum_o[o]);
-                }
-                for (int j = t; j < SLICE; j += THREADS) {
-                    real sum = -m.sum_m[j];
-                    for (int b = 0; b < B; b++) sum += m.h2[now2 ^ 1][b][j];
-                    m.bias_m[j] = m.bm[j] + inside * c_bm * sum;
-                }
-                __syncthreads();
-                outputs.read_weights();
-#endif
-            }
-            if (moves1) now1 ^= 1, now ^= 1;
-            if (moves2) now2 ^= 1;
-
-            if (step == p.free_steps - 1) { /* ---- what the free phase came to ---- */
-                if (at == p.minibatches - 1) {
-                    for (int k = t; k < B * SLICE; k += THREADS) {
-                        int b = k / SLICE, j = k % SLICE;
-                        i64 sample = (i64)e * p.samples + first_sample + b;
-                        if (first_sample + b >= p.samples) continue;
-                        if (j < columns1) p.h[sample * H + first1 + j] = m.h1[now1][b][j];
-                        if (j < columns2) p.h2[sample * H2 + first2 + j] = m.h2[now2][b][j];
-                    }
-                    record_outputs(p, m, e, now, first_sample, rank);
-                }
-                count_answers(p, m, now, rank);
-            }
+            record_outputs(p, m, e, s.vo & 1, first_sample, rank);
         }
+        count_answers(p, m, s.vo & 1, rank);
         if (!p.nudged_steps) continue;
 
-        /* ---- the update ---- */
-        __syncthreads();
-#if !VECTOR_FIELD
-        if (forward) strip.move(m.s2[now2], m.s1[now1], m.s2[FIRST], m.s1[FIRST], first_row, c_m, 0, &weights);
+        /* ---- the nudged phase ---- */
+        for (int k = t; k < BH * SLICE; k += THREADS) {
+            (&m.h1[FIRST][0][0])[k] = (&m.h1[s.v1 & 1][0][0])[k];
+            (&m.h2[FIRST][0][0])[k] = (&m.h2[s.v2 & 1][0][0])[k];
+        }
+        for (int j = t; j < SLICE; j += THREADS) {
+            real sum = 0;
+            for (int b = 0; b < B; b++) sum += m.h2[s.v2 & 1][b][j];
+            m.sum_m[j] = sum;
+        }
+        if (t < O) m.sum_o[t] = sum_of_output(m, s.vo & 1, t);
+#if CONTINUAL
+        for (int k = t; k < B * SLICE; k += THREADS) {
+            int b = k / SLICE, j = k % SLICE;
+            real sum = 0;
+            for (int i = 0; i < B; i++) sum += m.spread[i][b] * m.h1[s.v1 & 1][i][j];
+            m.drive[b][j] -= sum;
+        }
 #endif
+        Mover<Shared> mover(m);
+        mover.begin(m.h2[s.v2 & 1], s.vo & 1);
+        __syncthreads();
+        STAMP(12)
+        for (int step = 0; step < p.nudged_steps; step++) {
+            s.step(true, true, true, false, beta);
+            s.wait_for_all();
+            STAMP(7)
+            const bool last = step == p.nudged_steps - 1;
+            const int now1 = s.v1 & 1, now2 = s.v2 & 1, now = s.vo & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
+            /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
+            const bool moves = VECTOR_FIELD || (CONTINUAL && (inside == 1 || !last));
+            if (moves)
+                for (int k = t; k < 2 * BN * (SEGMENT / 4); k += THREADS) {
+                    int layer = k / (BN * (SEGMENT / 4)), b = k / (SEGMENT / 4) % BN, column = k % (SEGMENT / 4) * 4;
+                    Quad next = layer ? m.s2[now2].quad(b, column) : m.s1[now1].quad(b, column);
+                    Quad was = layer ? m.s2[before2].quad(b, column) : m.s1[before1].quad(b, column);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) next.v[i] = CHANGE_SCALE * (next.v[i] - was.v[i]);
+                    m.change[layer].set(b, column, next);
+                }
+            for (int k = t; k < B * OP; k += THREADS)
+                (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
+            __syncthreads();
+            STAMP(13)
+            if (moves) {
+                const Segment &change = m.change[s.forward], &other_change = m.change[!s.forward];
+#if VECTOR_FIELD
+                s.strip.move(change, s.forward ? m.s1[before1] : m.s2[before2], 0, 0, false, s.first_row,
+                             c_m / CHANGE_SCALE, inside, inside == 1 ? 0 : &weights);
+#else
+                s.strip.move(change, s.forward ? m.s1[now1] : m.s2[now2],
+                             s.forward ? &m.s2[before2] : &m.s1[before1], &other_change, false, s.first_row,
+                             c_m / CHANGE_SCALE, inside, 0);
+#endif
+            }
+            STAMP(14)
+#if VECTOR_FIELD
+            mover.follow(m.h2[before2], m.h2[now2], now ^ 1);
+#else
+            if (CONTINUAL || last) mover.correlate(m.h2[now2], now);
+#endif
+#if CONTINUAL
+            mover.write(c_wf, c_wb, inside, columns2);
+            if (t >= THREADS - 32 && t - (THREADS - 32) < O) {
+                int o = t - (THREADS - 32);
+                m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now, o) - m.sum_o[o]);
+            }
+            for (int j = t; j < SLICE; j += THREADS) {
+                real sum = -m.sum_m[j];
+                for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
+                m.bias_m[j] = m.bm[j] + inside * c_bm * sum;
+            }
+#endif
+            __syncthreads();
+        }
+
+        /* ---- the update ---- */
+        const int now1 = s.v1 & 1, now2 = s.v2 & 1, now = s.vo & 1;
+        if (inside == 1) {
+            if (s.forward || !TIED) s.strip.write(weights);
+        } else if (!VECTOR_FIELD) { /* the steady states come again, as the next version */
+            meet();
+            const int layer = s.forward;
+            s.expect_states(layer, 1 + (layer ? s.v2 : s.v1));
+            for (int k = s.worker; k < B * (SLICE / 4); k += 32 * TILES) {
+                int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+                s.publish(layer, 1 + (layer ? s.v2 : s.v1), b, j, *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j]);
+            }
+            s.v1++;
+            s.v2++;
+            s.wait_for_all();
+            if (s.forward)
+                s.strip.move(m.s2[now2], m.s1[now1], &m.s2[now2 ^ 1], &m.s1[now1 ^ 1], true, s.first_row, c_m, 0, &weights);
+        }
         mover.write(c_wf, c_wb, 1, columns2);
         for (int j = t; j < SLICE; j += THREADS) {
             real sum1 = 0, sum2 = -m.sum_m[j];
@@ -496,6 +693,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         __syncthreads();
     }
 
+#ifdef PROFILE
+    if (p.clocks && blockIdx.x == 0 && t < 16) p.clocks[t] = m.clocks[t];
+#endif
     if (p.nudged_steps) {
         write_output_weights(p, m, e, H2, first2);
         for (int j = t; j < SLICE; j += THREADS) {
