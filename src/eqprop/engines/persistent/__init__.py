@@ -32,7 +32,6 @@ FOLDER = Path(__file__).parent
 COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
-TILE = 20  # samples that are relaxed together where nothing is learned
 MOST_OUTPUTS, MOST_ROWS, MOST_WARPS = 16, 40, 20
 MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
 
@@ -86,7 +85,9 @@ class PersistentEngine(Engine):
         self._members = math.prod(model.ensemble)
         self._tied = all(s.tied for s in model.synapses)
         self._columns: dict[tuple[str, int], Tensor] = {}
-        self.kernel(TILE)  # whatever cannot be built is known at once
+        # samples that are relaxed together where nothing is learned
+        self._tile = 20 if model.dtype == torch.float32 else 8
+        self.kernel(self._tile)  # whatever cannot be built is known at once
 
     @property
     def _device(self) -> torch.device:
@@ -218,7 +219,7 @@ class PersistentEngine(Engine):
         net.check_input(x)
         problem = self._problem(x.shape[-2], free_steps)
         problem.x = net.input_activation(x).contiguous()
-        relaxation = self._launch(problem, TILE)
+        relaxation = self._launch(problem, self._tile)
         return relaxation if self.healthy(relaxation.state) else super().relax(x, free_steps)
 
     def _problem(self, samples: int, free_steps: int) -> Problem:
