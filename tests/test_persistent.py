@@ -118,7 +118,9 @@ def bytes_of(n, pixels, classes, device="cpu"):
 
 @pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 @pytest.mark.parametrize(("hidden", "cluster"), [((63,), 2), ((20, 30), 4)])
-@pytest.mark.parametrize(("rule", "pixels"), [("C-EP", 30), ("C-VF", 48)])  # copied as bytes, words
+@pytest.mark.parametrize(
+    ("rule", "pixels"), [("EP", 30), ("C-EP", 30), ("C-VF", 48)]  # copied as bytes, words
+)
 def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluster, pixels, device):
     count = 100 if device == "cuda" else 4
     source = torch.Generator().manual_seed(2)

@@ -317,7 +317,8 @@ struct Stepper {
     const bool forward;
     const int worker, first_row; /* in its direction; of the segment that it drives */
     Strip strip;
-    int v1 = 0, v2 = 0, vo = 0; /* versions of h1, h2 and the outputs */
+    int n1 = 0, n2 = 0; /* steps that h1 and the outputs have made, and h2 */
+    int again = 0;      /* how often states were sent for another reason */
 
     __device__ __forceinline__ Stepper(Shared &m, const Problem &p, int rank)
         : m(m), p(p), rank(rank), down(rank / GRID), across(rank % GRID), forward(threadIdx.x < 32 * TILES),
@@ -326,11 +327,15 @@ struct Stepper {
     __device__ __forceinline__ static void wait(u64 *ready, int version) {
         receive(&ready[version & 1], version - 1 >> 1 & 1);
     }
+    /* the latest versions of the states; a layer's */
+    __device__ __forceinline__ int v1() const { return n1 + again; }
+    __device__ __forceinline__ int v2() const { return n2 + again; }
+    __device__ __forceinline__ int version(int layer) const { return layer ? v2() : v1(); }
     /* for the states and outputs as they are now */
     __device__ __forceinline__ void wait_for_all() {
-        wait(m.states_ready[0], v1);
-        wait(m.states_ready[1], v2);
-        wait(m.outputs_ready, vo);
+        wait(m.states_ready[0], v1());
+        wait(m.states_ready[1], v2());
+        wait(m.outputs_ready, n1);
     }
 
     /* Four states of the slice owned, to all that hold its segment. */
@@ -342,56 +347,56 @@ struct Stepper {
                    layer ? k * GRID + across : down * GRID + k, q);
     }
 
-    /* 1. a layer is driven from the other, s */
-    __device__ __forceinline__ void send_sums(int layer, int version, const Segment &s) {
+    /* 1. a layer is driven from the other, s, in its n-th step */
+    __device__ __forceinline__ void send_sums(int layer, int n, const Segment &s) {
         real sums[BN / 8][4];
         strip.multiply(s, sums);
         const int owner = first_row / SLICE, to = layer ? owner * GRID + across : down * GRID + owner;
         const int turn = strip.row % 4, j = first_row % SLICE + turn / 2 * 8 + strip.row / 4 * 4;
-        real(*place)[SLICE] = m.arrived[version & 1][layer][layer ? down : across];
+        real(*place)[SLICE] = m.arrived[n & 1][layer][layer ? down : across];
 #pragma unroll
-        for (int n = 0; n < BN / 8; n++) {
-            transpose(sums[n], turn);
-            int b = 8 * n + strip.pair + turn % 2;
+        for (int k = 0; k < BN / 8; k++) {
+            transpose(sums[k], turn);
+            int b = 8 * k + strip.pair + turn % 2;
             if (b < B)
-                send_quad((Quad *)&place[b][j], &m.sums_ready[layer][version & 1], to,
-                          {sums[n][0], sums[n][1], sums[n][2], sums[n][3]});
+                send_quad((Quad *)&place[b][j], &m.sums_ready[layer][n & 1], to,
+                          {sums[k][0], sums[k][1], sums[k][2], sums[k][3]});
         }
     }
 
     /* 2. new states of the slice, 3. to all that need them */
-    __device__ __forceinline__ void finish(int layer, int version, bool nudged, bool watched) {
+    __device__ __forceinline__ void finish(int layer, int n, bool nudged, bool watched) {
         real(*h)[BH][SLICE] = layer ? m.h2 : m.h1;
         const int columns = layer ? H2 - (across * SEGMENT + down * SLICE) : H - (down * SEGMENT + across * SLICE);
-        const int now = version & 1 ^ 1;
+        const int version = this->version(layer) + 1, now = version & 1 ^ 1;
         for (int k = worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
             int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
             Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j];
             if (layer) {
-                wait(m.outputs_ready, vo);
+                wait(m.outputs_ready, n1);
 #pragma unroll
                 for (int o = 0; o < O; o++) {
                     Quad w = *(const Quad *)(TIED ? &m.wf[o][j] : &m.wb[o][j]);
 #pragma unroll
-                    for (int i = 0; i < 4; i++) v.v[i] += m.o[vo & 1][b][o] * w.v[i];
+                    for (int i = 0; i < 4; i++) v.v[i] += m.o[n1 & 1][b][o] * w.v[i];
                 }
             }
 #if CONTINUAL
             else if (nudged) {
 #pragma unroll 4
-                for (int n = 0; n < B; n++) {
-                    Quad h_n = *(const Quad *)&m.h1[now][n][j];
+                for (int c = 0; c < B; c++) {
+                    Quad h = *(const Quad *)&m.h1[now][c][j];
 #pragma unroll
-                    for (int i = 0; i < 4; i++) v.v[i] += m.spread[n][b] * h_n.v[i];
+                    for (int i = 0; i < 4; i++) v.v[i] += m.spread[c][b] * h.v[i];
                 }
             }
 #endif
             STAMP(2)
-            wait(m.sums_ready[layer], version);
+            wait(m.sums_ready[layer], n);
             STAMP(3)
 #pragma unroll
             for (int source = 0; source < GRID; source++) {
-                Quad sum = *(const Quad *)&m.arrived[version & 1][layer][source][b][j];
+                Quad sum = *(const Quad *)&m.arrived[n & 1][layer][source][b][j];
 #pragma unroll
                 for (int i = 0; i < 4; i++) v.v[i] += sum.v[i];
             }
@@ -405,20 +410,20 @@ struct Stepper {
         }
     }
 
-    /* the outputs that follow from h2 */
-    __device__ __forceinline__ void answer(int version, bool nudged, bool watched, real beta) {
+    /* the n-th outputs, which follow from h2 */
+    __device__ __forceinline__ void answer(int n, bool nudged, bool watched, real beta) {
         const int worker = this->worker - 32 * (TILES - ANSWERERS), part = worker % 4;
-        const int owned = rank < ANSWERS ? (ANSWERS - 1 - rank) / CLUSTER + 1 : 0, now = version & 1 ^ 1;
+        const int owned = rank < ANSWERS ? (ANSWERS - 1 - rank) / CLUSTER + 1 : 0, now = n & 1 ^ 1;
         if (worker == 0) {
-            expect(&m.outputs_ready[version & 1], B * OP);
-            if (owned) expect(&m.answers_ready[version & 1], owned * CLUSTER * 4);
+            expect(&m.outputs_ready[n & 1], B * OP);
+            if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
         }
         for (int first = 0; first < B; first += 8 * ANSWERERS) {
             const int sample = first + worker / 4, b = sample < B ? sample : 0;
             real v[OP] = {};
 #pragma unroll
             for (int c = 0; c < SLICE; c += 16) {
-                Quad h = m.s2[v2 & 1].quad(b, down * SLICE + c + 4 * part);
+                Quad h = m.s2[v2() & 1].quad(b, down * SLICE + c + 4 * part);
 #pragma unroll
                 for (int o = 0; o < O; o++) {
                     Quad w = *(const Quad *)&m.wf[o][c + 4 * part];
@@ -435,57 +440,69 @@ struct Stepper {
             for (int k = 0; k < OP / 4; k++) { /* four outputs a lane */
                 int at = b * (OP / 4) + k;
                 if (part == k % 4 && sample < B)
-                    send_quad(&m.answers[version & 1][at / CLUSTER][rank], &m.answers_ready[version & 1], at % CLUSTER,
+                    send_quad(&m.answers[n & 1][at / CLUSTER][rank], &m.answers_ready[n & 1], at % CLUSTER,
                               {v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]});
             }
         }
         /* those owned, to each multiprocessor */
         for (int k = worker; k < owned * CLUSTER; k += 32 * ANSWERERS) {
-            wait(m.answers_ready, version);
+            wait(m.answers_ready, n);
             const int slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + rank;
             const int b = at / (OP / 4), o = at % (OP / 4) * 4;
             Quad v = *(const Quad *)&m.bias[o];
 #pragma unroll
             for (int source = 0; source < CLUSTER; source++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) v.v[i] += m.answers[version & 1][slot][source].v[i];
+                for (int i = 0; i < 4; i++) v.v[i] += m.answers[n & 1][slot][source].v[i];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 real before = m.o[now][b][o + i];
                 v.v[i] = o + i < O ? activate(v.v[i]) + (nudged ? beta * (m.y[b][o + i] - before) : (real)0) : (real)0;
                 if (watched && to == 0) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - before)));
             }
-            send_quad((Quad *)&m.o[version & 1][b][o], &m.outputs_ready[version & 1], to, v);
+            send_quad((Quad *)&m.o[n & 1][b][o], &m.outputs_ready[n & 1], to, v);
         }
     }
 
-    /* Announce states that are going to come in. */
-    __device__ __forceinline__ void expect_states(int layer, int version) {
-        if (worker == 0) expect(&m.states_ready[layer][version & 1], GRID * B * SLICE);
+    /* Announce the next states. */
+    __device__ __forceinline__ void expect_states(int layer) {
+        if (worker == 0) expect(&m.states_ready[layer][version(layer) + 1 & 1], GRID * B * SLICE);
     }
 
     /* One step of the layers that move; the output moves with layer 1. */
     __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched, real beta) {
         if (forward ? moves2 : moves1) {
-            const int layer = forward, version = 1 + (layer ? v2 : v1);
+            const int layer = forward, n = 1 + (layer ? n2 : n1);
             STAMP(5)
-            wait(m.states_ready[layer ^ 1], layer ? v1 : v2);
+            wait(m.states_ready[layer ^ 1], version(layer ^ 1));
             STAMP(0)
-            expect_states(layer, version);
-            if (worker == 0) expect(&m.sums_ready[layer][version & 1], GRID * B * SLICE);
-            send_sums(layer, version, layer ? m.s1[v1 & 1] : m.s2[v2 & 1]);
+            expect_states(layer);
+            if (worker == 0) expect(&m.sums_ready[layer][n & 1], GRID * B * SLICE);
+            send_sums(layer, n, layer ? m.s1[v1() & 1] : m.s2[v2() & 1]);
             STAMP(1)
-            if (worker < 32 * FINISHERS) finish(layer, version, nudged, watched);
+            if (worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
             STAMP(4)
         }
         if (forward && moves1 && worker >= 32 * (TILES - ANSWERERS)) {
-            wait(m.states_ready[1], v2);
-            wait(m.outputs_ready, vo);
-            answer(vo + 1, nudged, watched, beta);
+            wait(m.states_ready[1], v2());
+            wait(m.outputs_ready, n1);
+            answer(n1 + 1, nudged, watched, beta);
         }
-        v1 += moves1;
-        vo += moves1;
-        v2 += moves2;
+        n1 += moves1;
+        n2 += moves2;
+    }
+
+    /* The steady states come again, as the next version of all. */
+    __device__ __forceinline__ void recall() {
+        meet(); /* nobody reads the version before the last any more */
+        const int layer = forward;
+        expect_states(layer);
+        for (int k = worker; k < B * (SLICE / 4); k += 32 * TILES) {
+            int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+            publish(layer, version(layer) + 1, b, j, *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j]);
+        }
+        again++;
+        wait_for_all();
     }
 };
 
@@ -554,10 +571,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         for (int k = t; k < BP * SLICE; k += THREADS)
             m.drive[k / SLICE][k % SLICE] = m.sums[0][k / SLICE][k % SLICE] + m.bx[k % SLICE];
         for (int k = t; k < BH * SLICE; k += THREADS)
-            (&m.h1[s.v1 & 1][0][0])[k] = (&m.h2[s.v2 & 1][0][0])[k] = 0;
+            (&m.h1[s.v1() & 1][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k] = 0;
         for (int k = t; k < (int)(sizeof(Segment) / 4); k += THREADS)
-            ((u32 *)&m.s1[s.v1 & 1])[k] = ((u32 *)&m.s2[s.v2 & 1])[k] = 0;
-        for (int k = t; k < BH * OP; k += THREADS) (&m.o[s.vo & 1][0][0])[k] = 0;
+            ((u32 *)&m.s1[s.v1() & 1])[k] = ((u32 *)&m.s2[s.v2() & 1])[k] = 0;
+        for (int k = t; k < BH * OP; k += THREADS) (&m.o[s.n1 & 1][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
         if (t < O) m.bias[t] = m.bo[t];
         for (int j = t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
@@ -576,35 +593,35 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 int b = k / SLICE, j = k % SLICE;
                 i64 sample = (i64)e * p.samples + first_sample + b;
                 if (first_sample + b >= p.samples) continue;
-                if (j < columns1) p.h[sample * H + first1 + j] = m.h1[s.v1 & 1][b][j];
-                if (j < columns2) p.h2[sample * H2 + first2 + j] = m.h2[s.v2 & 1][b][j];
+                if (j < columns1) p.h[sample * H + first1 + j] = m.h1[s.v1() & 1][b][j];
+                if (j < columns2) p.h2[sample * H2 + first2 + j] = m.h2[s.v2() & 1][b][j];
             }
-            record_outputs(p, m, e, s.vo & 1, first_sample, rank);
+            record_outputs(p, m, e, s.n1 & 1, first_sample, rank);
         }
-        count_answers(p, m, s.vo & 1, rank);
+        count_answers(p, m, s.n1 & 1, rank);
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
         for (int k = t; k < BH * SLICE; k += THREADS) {
-            (&m.h1[FIRST][0][0])[k] = (&m.h1[s.v1 & 1][0][0])[k];
-            (&m.h2[FIRST][0][0])[k] = (&m.h2[s.v2 & 1][0][0])[k];
+            (&m.h1[FIRST][0][0])[k] = (&m.h1[s.v1() & 1][0][0])[k];
+            (&m.h2[FIRST][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k];
         }
         for (int j = t; j < SLICE; j += THREADS) {
             real sum = 0;
-            for (int b = 0; b < B; b++) sum += m.h2[s.v2 & 1][b][j];
+            for (int b = 0; b < B; b++) sum += m.h2[s.v2() & 1][b][j];
             m.sum_m[j] = sum;
         }
-        if (t < O) m.sum_o[t] = sum_of_output(m, s.vo & 1, t);
+        if (t < O) m.sum_o[t] = sum_of_output(m, s.n1 & 1, t);
 #if CONTINUAL
         for (int k = t; k < B * SLICE; k += THREADS) {
             int b = k / SLICE, j = k % SLICE;
             real sum = 0;
-            for (int i = 0; i < B; i++) sum += m.spread[i][b] * m.h1[s.v1 & 1][i][j];
+            for (int i = 0; i < B; i++) sum += m.spread[i][b] * m.h1[s.v1() & 1][i][j];
             m.drive[b][j] -= sum;
         }
 #endif
         Mover<Shared> mover(m);
-        mover.begin(m.h2[s.v2 & 1], s.vo & 1);
+        mover.begin(m.h2[s.v2() & 1], s.n1 & 1);
         __syncthreads();
         STAMP(12)
         for (int step = 0; step < p.nudged_steps; step++) {
@@ -612,7 +629,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             s.wait_for_all();
             STAMP(7)
             const bool last = step == p.nudged_steps - 1;
-            const int now1 = s.v1 & 1, now2 = s.v2 & 1, now = s.vo & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
+            const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
             /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
             const bool moves = VECTOR_FIELD || (CONTINUAL && (inside == 1 || !last));
             if (moves)
@@ -661,20 +678,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         }
 
         /* ---- the update ---- */
-        const int now1 = s.v1 & 1, now2 = s.v2 & 1, now = s.vo & 1;
+        const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1;
         if (inside == 1) {
             if (s.forward || !TIED) s.strip.write(weights);
-        } else if (!VECTOR_FIELD) { /* the steady states come again, as the next version */
-            meet();
-            const int layer = s.forward;
-            s.expect_states(layer, 1 + (layer ? s.v2 : s.v1));
-            for (int k = s.worker; k < B * (SLICE / 4); k += 32 * TILES) {
-                int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
-                s.publish(layer, 1 + (layer ? s.v2 : s.v1), b, j, *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j]);
-            }
-            s.v1++;
-            s.v2++;
-            s.wait_for_all();
+        } else if (!VECTOR_FIELD) {
+            s.recall();
             if (s.forward)
                 s.strip.move(m.s2[now2], m.s1[now1], &m.s2[now2 ^ 1], &m.s1[now1 ^ 1], true, s.first_row, c_m, 0, &weights);
         }
