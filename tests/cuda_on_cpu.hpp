@@ -33,6 +33,7 @@ struct Warp : Crowd {
     char shown[2][32 * sizeof(u64[6])];
 };
 struct Block : Crowd {
+    Crowd some[4];
     std::unique_ptr<char[]> memory;
     std::vector<Warp> warps;
 };
@@ -98,38 +99,42 @@ static float __uint_as_float(u32 v) { return same_bits<float>(v); }
 
 /* ---- what chip.cuh has ---- */
 
-struct Barrier { int missing; short armed, phase; }; /* lies in the u64 of the kernel */
+struct Barrier { int missing; unsigned char arrivals, pending, phase; }; /* lies in the u64 of the kernel */
 static_assert(sizeof(Barrier) == sizeof(u64), "a barrier is as large as the chip's");
 
 static char *shared_memory() { return block().memory.get(); }
 static u32 rank_in_cluster() { return current->block; }
 static void meet() { wait_for_all(cluster, block_size * CLUSTER); }
 static void settle(Barrier *barrier) {
-    if (barrier->armed && !barrier->missing) {
-        barrier->armed = 0;
+    if (!barrier->pending && !barrier->missing) {
+        barrier->pending = barrier->arrivals;
         barrier->phase ^= 1;
         happened++;
     }
 }
-static void prepare(u64 *barrier) { *(Barrier *)barrier = {0, 0, 0}; }
+static void prepare(u64 *barrier, int arrivals = 1) {
+    *(Barrier *)barrier = {0, (unsigned char)arrivals, (unsigned char)arrivals, 0};
+}
 static void expect(u64 *barrier, u32 count) {
     Barrier *b = (Barrier *)barrier;
-    if (b->armed) { fprintf(stderr, "a phase is announced twice\n"); abort(); }
-    b->armed = 1;
+    if (!b->pending) { fprintf(stderr, "more arrive than were announced\n"); abort(); }
+    b->pending--;
     b->missing += count;
     settle(b);
 }
-template <class T> static void send_numbers(void *place, u64 *barrier, u32 rank, const T &value, int count) {
+static void arrive(u64 *barrier) { expect(barrier, 0); }
+static void meet_some(int name, int threads) { wait_for_all(block().some[name], threads); }
+static void show() {}
+static void send_block(void *to, const void *from, u32 bytes, u64 *barrier, u32 rank) {
     char *here = shared_memory(), *there = blocks[rank].memory.get();
-    memcpy(there + ((char *)place - here), &value, sizeof value);
+    memcpy(there + ((char *)to - here), from, bytes);
     Barrier *b = (Barrier *)(there + ((char *)barrier - here));
-    b->missing -= count;
+    b->missing -= bytes / sizeof(real);
     settle(b);
 }
-static void send(real *place, u64 *barrier, u32 rank, real value) { send_numbers(place, barrier, rank, value, 1); }
-static void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) { send_numbers(place, barrier, rank, q, 4); }
-static void send_words(void *place, u64 *barrier, u32 rank, u32 first, u32 second) {
-    send_numbers(place, barrier, rank, first | (u64)second << 32, 2);
+static void send(real *place, u64 *barrier, u32 rank, real v) { send_block(place, &v, sizeof v, barrier, rank); }
+static void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) {
+    send_block(place, &q, sizeof q, barrier, rank);
 }
 static void receive(u64 *barrier, u32 phase) {
     while ((u32)((Barrier *)barrier)->phase == phase) let_others_run();

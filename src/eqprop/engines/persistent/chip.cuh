@@ -26,11 +26,15 @@ __device__ __forceinline__ u32 address_of(const void *place, u32 rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
     return there;
 }
-__device__ __forceinline__ void prepare(u64 *barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(barrier)) : "memory");
+/* A phase of a barrier is over when the numbers have come in and `arrivals` have arrived. */
+__device__ __forceinline__ void prepare(u64 *barrier, u32 arrivals = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* One thread says how many numbers the next phase of a barrier takes. */
+__device__ __forceinline__ void arrive(u64 *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
+}
+/* One thread arrives and says how many numbers the phase takes. */
 __device__ __forceinline__ void expect(u64 *barrier, u32 count) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
                  "r"(count * (u32)sizeof(real))
@@ -66,11 +70,12 @@ __device__ __forceinline__ void send_quad(Quad *place, u64 *barrier, u32 rank, c
                  : "memory");
 #endif
 }
-/* Two words, which count as two float32. */
-__device__ __forceinline__ void send_words(void *place, u64 *barrier, u32 rank, u32 first, u32 second) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-                     address_of(place, rank)),
-                 "r"(first), "r"(second), "r"(address_of(barrier, rank))
+/* One thread sends what many wrote; each of them calls `show` before they meet. */
+__device__ __forceinline__ void show() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void send_block(void *to, const void *from, u32 bytes, u64 *barrier, u32 rank) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     address_of(to, rank)),
+                 "r"(address(from)), "r"(bytes), "r"(address_of(barrier, rank))
                  : "memory");
 }
 /* Wait until the phase, 0 or 1 in turn, has taken them all. */
@@ -82,6 +87,12 @@ __device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
                  "}" ::"r"(address(barrier)),
                  "r"(phase)
                  : "memory");
+}
+
+/* ---- some warps of a multiprocessor ---- */
+
+__device__ __forceinline__ void meet_some(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 /* ---- copies in the background, of 4 or 16 bytes ---- */

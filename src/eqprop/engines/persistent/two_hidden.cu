@@ -24,7 +24,6 @@
 #define SEGMENT (SLICE * GRID)
 #define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
 #define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
-#define PITCH (SEGMENT + 8)
 /* of each direction, the first warps add up sums; of those forward, the last answer */
 #define FINISHERS (TILES < 8 ? TILES : 5)
 #define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
@@ -49,55 +48,60 @@ __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
 }
 #endif
 
-/* The states of a segment of a layer. */
+/* The states of a segment of a layer, slice by slice; their rows lie so that eight of them are read
+   without conflicts. */
 struct __align__(16) Segment {
 #ifdef DOUBLE
-    real v[BN][PITCH];
+    struct Row { real v[SLICE]; } rows[GRID][BN];
 #else
-    unsigned short high[BN][PITCH], low[BN][PITCH];
+    struct Row { unsigned short high[SLICE], low[SLICE], space[8]; } rows[GRID][BN];
 #endif
+    __device__ __forceinline__ const Row &row(int b, int column) const { return rows[column / SLICE][b]; }
+    __device__ __forceinline__ Row &row(int b, int column) { return rows[column / SLICE][b]; }
+
     __device__ __forceinline__ Quad quad(int b, int column) const {
+        const Row &r = row(b, column);
 #ifdef DOUBLE
-        return *(const Quad *)&v[b][column];
+        return *(const Quad *)&r.v[column % SLICE];
 #else
-        Words h = *(const Words *)&high[b][column], l = *(const Words *)&low[b][column];
+        Words h = *(const Words *)&r.high[column % SLICE], l = *(const Words *)&r.low[column % SLICE];
         return {first_half(h.v[0]) + first_half(l.v[0]), second_half(h.v[0]) + second_half(l.v[0]),
                 first_half(h.v[1]) + first_half(l.v[1]), second_half(h.v[1]) + second_half(l.v[1])};
 #endif
     }
     __device__ __forceinline__ void set(int b, int column, const Quad &q) {
+        Row &r = row(b, column);
 #ifdef DOUBLE
-        *(Quad *)&v[b][column] = q;
+        *(Quad *)&r.v[column % SLICE] = q;
 #else
         Words h, l;
         split(q, h, l);
-        *(Words *)&high[b][column] = h;
-        *(Words *)&low[b][column] = l;
-#endif
-    }
-    /* the same, in the shared memory of another */
-    __device__ __forceinline__ void send(int b, int column, u64 *barrier, int rank, const Quad &q) {
-#ifdef DOUBLE
-        send_quad((Quad *)&v[b][column], barrier, rank, q);
-#else
-        Words h, l;
-        split(q, h, l);
-        send_words(&high[b][column], barrier, rank, h.v[0], h.v[1]);
-        send_words(&low[b][column], barrier, rank, l.v[0], l.v[1]);
+        *(Words *)&r.high[column % SLICE] = h;
+        *(Words *)&r.low[column % SLICE] = l;
 #endif
     }
 };
+#define SLICE_BYTES (B * (u32)sizeof(Segment::Row)) /* of the states of a slice */
+
+/* Partial sums for sixteen neurons, as a warp computes and sends them. */
+struct __align__(16) Sums {
+    real v[BP][16];
+    /* where fours of neighbouring neurons stay together, and lanes that write do not meet */
+    __device__ __forceinline__ real *at(int b, int neuron) { return &v[b][neuron ^ (b / 2 % 2 * 8)]; }
+};
+#define SUMS_BYTES (B * 16 * (u32)sizeof(real))
 
 struct Shared {
     __align__(16) real x[NX][BP]; /* transposed */
     union {
         real sums[HALF][BP][SLICE]; /* of the drive, by parts of the pixels */
+        Sums outgoing[2][2][GRID > 1 ? GRID - 1 : 1][SLICE / 16]; /* by step, layer, owner */
         Segment change[2];          /* of h1 and h2 in a nudged step, times CHANGE_SCALE */
     };
     Segment s1[2], s2[2];
-    __align__(16) unsigned short zero[PITCH];
+    __align__(16) unsigned short zero[8];
     real h1[3][BH][SLICE], h2[3][BH][SLICE];    /* the slices owned */
-    real arrived[2][2][GRID][BP][SLICE];        /* partial sums for them, by version, layer, source */
+    Sums arrived[2][2][GRID][SLICE / 16];       /* partial sums for them, by step, layer, source */
     Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* and for the outputs owned */
     real drive[BP][SLICE];                      /* in the nudged phase, with −(c G + c_b) h1_0 in it */
     real wf[OP][SLICE], wb[OP][SLICE];
@@ -152,6 +156,9 @@ struct Strip {
     }
 
 #ifdef DOUBLE
+    __device__ __forceinline__ static real entry(const Segment &s, int b, int column) {
+        return s.row(b, column).v[column % SLICE];
+    }
     __device__ __forceinline__ void load(const View &w) {
         for (int i = 0; i < 16; i++)
             for (int j = lane; j < SEGMENT; j += 32) m.strip[warp][i][j] = read(w, i, j);
@@ -163,7 +170,7 @@ struct Strip {
             for (int i = 0; i < 4; i++) {
                 real sum = 0;
                 for (int k = 0; k < SEGMENT; k++)
-                    sum += m.strip[warp][row + i / 2 * 8][k] * s.v[8 * n + pair + i % 2][k];
+                    sum += m.strip[warp][row + i / 2 * 8][k] * entry(s, 8 * n + pair + i % 2, k);
                 sums[n][i] = sum;
             }
     }
@@ -173,8 +180,8 @@ struct Strip {
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < 4; i++)
                 for (int n = 0; n < B; n++)
-                    d[half][i] += (negative ? -1 : 1) * a.v[n][first_row + row + i / 2 * 8] *
-                                  b.v[n][16 * step + 8 * half + pair + i % 2];
+                    d[half][i] += (negative ? -1 : 1) * entry(a, n, first_row + row + i / 2 * 8) *
+                                  entry(b, n, 16 * step + 8 * half + pair + i % 2);
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         for (int half = 0; half < 2; half++)
@@ -205,13 +212,13 @@ struct Strip {
         for (int n = 0; n < BN / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[n][i] = 0;
-        const unsigned short(*part)[PITCH] = lane / 16 ? s.low : s.high;
 #pragma unroll
         for (int step = 0; step < TILES; step++)
 #pragma unroll
             for (int n = 0; n < BN / 8; n++) {
                 u32 b[4]; /* high, low */
-                load_matrices(b, &part[8 * n + lane % 8][16 * step + lane / 8 % 2 * 8]);
+                const Segment::Row &from = s.row(8 * n + lane % 8, 16 * step);
+                load_matrices(b, (lane / 16 ? from.low : from.high) + 16 * step % SLICE + lane / 8 % 2 * 8);
                 multiply_add(sums[n], high[step], b);
                 multiply_add(small[n], high[step], b + 2);
                 multiply_add(small[n], low[step], b);
@@ -221,9 +228,10 @@ struct Strip {
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[n][i] = (sums[n][i] + small[n][i]) * (1.0f / WEIGHT_SCALE);
     }
-    /* The row of a matrix of states that this lane speaks for; samples beyond the last are zero. */
-    __device__ __forceinline__ const void *place(const unsigned short (*s)[PITCH], int sample, int column) const {
-        return sample < BN ? &s[sample][column] : &m.zero[0];
+    /* Where the row of a matrix lies that this lane speaks for; samples beyond the last are zero. */
+    __device__ __forceinline__ const void *place(const Segment &s, int b, int column, bool low) const {
+        const Segment::Row &row = s.row(b < BN ? b : 0, column);
+        return b < BN ? (low ? row.low : row.high) + column % SLICE : m.zero;
     }
     __device__ __forceinline__ void correlate(
         const Segment &a, int first_row, const Segment &b, int step, bool negative, real (*d)[4]) const {
@@ -233,10 +241,10 @@ struct Strip {
             int sample_a = from + matrix / 2 * 8 + line, column_a = first_row + matrix % 2 * 8;
             int sample_b = from + matrix % 2 * 8 + line, column_b = 16 * step + matrix / 2 * 8;
             u32 a_high[4], a_low[4], b_high[4], b_low[4];
-            load_transposed(a_high, place(a.high, sample_a, column_a));
-            load_transposed(a_low, place(a.low, sample_a, column_a));
-            load_transposed(b_high, place(b.high, sample_b, column_b));
-            load_transposed(b_low, place(b.low, sample_b, column_b));
+            load_transposed(a_high, place(a, sample_a, column_a, false));
+            load_transposed(a_low, place(a, sample_a, column_a, true));
+            load_transposed(b_high, place(b, sample_b, column_b, false));
+            load_transposed(b_low, place(b, sample_b, column_b, true));
             if (negative)
 #pragma unroll
                 for (int r = 0; r < 4; r++) { /* the signs of both halves */
@@ -296,19 +304,6 @@ struct Strip {
     }
 };
 
-/* Lane s of four whose `row` differs in its last two bits has value v[s] of all of them in the end. */
-__device__ __forceinline__ void transpose(real *v, int s) {
-#pragma unroll
-    for (int bit = 2; bit; bit >>= 1)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (!(i & bit)) {
-                bool upper = s & bit;
-                real other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + bit], 4 * bit);
-                (upper ? v[i] : v[i + bit]) = other;
-            }
-}
-
 /* What a thread does in a step. */
 struct Stepper {
     Shared &m;
@@ -338,13 +333,17 @@ struct Stepper {
         wait(m.outputs_ready, n1);
     }
 
-    /* Four states of the slice owned, to all that hold its segment. */
-    __device__ __forceinline__ void publish(int layer, int version, int b, int j, const Quad &q) {
+    /* The slice owned is in the segment of this version: to all others that hold it. */
+    __device__ __forceinline__ void publish(int layer, int version) {
         Segment &s = layer ? m.s2[version & 1] : m.s1[version & 1];
-#pragma unroll
-        for (int k = 0; k < GRID; k++)
-            s.send(b, (layer ? down : across) * SLICE + j, &m.states_ready[layer][version & 1],
-                   layer ? k * GRID + across : down * GRID + k, q);
+        u64 *ready = &m.states_ready[layer][version & 1];
+        show();
+        meet_some(1 + layer, 32 * FINISHERS);
+        if (worker == 0) expect(ready, (GRID - 1) * SLICE_BYTES / sizeof(real));
+        if (worker < GRID && worker != (layer ? down : across)) {
+            void *mine = s.rows[layer ? down : across];
+            send_block(mine, mine, SLICE_BYTES, ready, layer ? worker * GRID + across : down * GRID + worker);
+        }
     }
 
     /* 1. a layer is driven from the other, s, in its n-th step */
@@ -352,15 +351,22 @@ struct Stepper {
         real sums[BN / 8][4];
         strip.multiply(s, sums);
         const int owner = first_row / SLICE, to = layer ? owner * GRID + across : down * GRID + owner;
-        const int turn = strip.row % 4, j = first_row % SLICE + turn / 2 * 8 + strip.row / 4 * 4;
-        real(*place)[SLICE] = m.arrived[n & 1][layer][layer ? down : across];
+        const int part = first_row % SLICE / 16, others = (owner - (layer ? down : across) + GRID) % GRID;
+        Sums &there = m.arrived[n & 1][layer][layer ? down : across][part];
+        Sums &here = others ? m.outgoing[n & 1][layer][others - 1][part] : there;
 #pragma unroll
-        for (int k = 0; k < BN / 8; k++) {
-            transpose(sums[k], turn);
-            int b = 8 * k + strip.pair + turn % 2;
-            if (b < B)
-                send_quad((Quad *)&place[b][j], &m.sums_ready[layer][n & 1], to,
-                          {sums[k][0], sums[k][1], sums[k][2], sums[k][3]});
+        for (int k = 0; k < BN / 8; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int b = 8 * k + strip.pair + i % 2;
+                if (b < B) *here.at(b, strip.row + i / 2 * 8) = sums[k][i];
+            }
+        u64 *ready = &m.sums_ready[layer][n & 1];
+        if (others) show();
+        __syncwarp();
+        if (strip.lane == 0) {
+            if (others) send_block(&there, &here, SUMS_BYTES, ready, to);
+            else arrive(ready);
         }
     }
 
@@ -396,7 +402,7 @@ struct Stepper {
             STAMP(3)
 #pragma unroll
             for (int source = 0; source < GRID; source++) {
-                Quad sum = *(const Quad *)&m.arrived[n & 1][layer][source][b][j];
+                Quad sum = *(const Quad *)m.arrived[n & 1][layer][source][j / 16].at(b, j % 16);
 #pragma unroll
                 for (int i = 0; i < 4; i++) v.v[i] += sum.v[i];
             }
@@ -405,9 +411,10 @@ struct Stepper {
                 v.v[i] = j + i < columns ? activate(v.v[i]) : (real)0;
                 if (watched) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - h[now][b][j + i])));
             }
-            publish(layer, version, b, j, v);
+            (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? down : across) * SLICE + j, v);
             *(Quad *)&h[version & 1][b][j] = v;
         }
+        publish(layer, version);
     }
 
     /* the n-th outputs, which follow from h2 */
@@ -464,11 +471,6 @@ struct Stepper {
         }
     }
 
-    /* Announce the next states. */
-    __device__ __forceinline__ void expect_states(int layer) {
-        if (worker == 0) expect(&m.states_ready[layer][version(layer) + 1 & 1], GRID * B * SLICE);
-    }
-
     /* One step of the layers that move; the output moves with layer 1. */
     __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched, real beta) {
         if (forward ? moves2 : moves1) {
@@ -476,8 +478,8 @@ struct Stepper {
             STAMP(5)
             wait(m.states_ready[layer ^ 1], version(layer ^ 1));
             STAMP(0)
-            expect_states(layer);
-            if (worker == 0) expect(&m.sums_ready[layer][n & 1], GRID * B * SLICE);
+            if (worker == 0)
+                expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
             send_sums(layer, n, layer ? m.s1[v1() & 1] : m.s2[v2() & 1]);
             STAMP(1)
             if (worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
@@ -495,11 +497,14 @@ struct Stepper {
     /* The steady states come again, as the next version of all. */
     __device__ __forceinline__ void recall() {
         meet(); /* nobody reads the version before the last any more */
-        const int layer = forward;
-        expect_states(layer);
-        for (int k = worker; k < B * (SLICE / 4); k += 32 * TILES) {
-            int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
-            publish(layer, version(layer) + 1, b, j, *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j]);
+        const int layer = forward, version = this->version(layer) + 1;
+        if (worker < 32 * FINISHERS) {
+            for (int k = worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
+                int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+                Quad first = *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j];
+                (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? down : across) * SLICE + j, first);
+            }
+            publish(layer, version);
         }
         again++;
         wait_for_all();
@@ -529,7 +534,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
     if (t < 2) {
         for (int layer = 0; layer < 2; layer++) {
-            prepare(&m.sums_ready[layer][t]);
+            prepare(&m.sums_ready[layer][t], 1 + SLICE / 16);
             prepare(&m.states_ready[layer][t]);
         }
         prepare(&m.answers_ready[t]);
@@ -578,6 +583,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (t < BP) m.residual[t] = 0;
         if (t < O) m.bias[t] = m.bo[t];
         for (int j = t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
+        show();
         __syncthreads();
         STAMP(11)
 
