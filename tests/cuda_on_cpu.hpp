@@ -178,6 +178,10 @@ static void multiply_add(float *c, const u32 *a, const u32 *b) {
         if (fabs(c[i]) > fabs(sum)) c[i] = nextafterf(c[i], 0); /* towards zero, as the chip rounds here */
     }
 }
+static void multiply_add_half(float *c, const u32 *a, u32 b) {
+    u32 whole_a[4] = {a[0], a[1], 0, 0}, whole_b[2] = {b, 0};
+    multiply_add(c, whole_a, whole_b);
+}
 static void load_matrices(u32 *to, const void *row) {
     const void *const *rows = gather(row);
     for (int matrix = 0; matrix < 4; matrix++) to[matrix] = ((const u32 *)rows[matrix * 8 + lane() / 4])[lane() % 4];

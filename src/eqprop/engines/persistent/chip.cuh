@@ -140,6 +140,12 @@ __device__ __forceinline__ void multiply_add(float *c, const u32 *a, const u32 *
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+/* the same with 16 × 8 and 8 × 8 */
+__device__ __forceinline__ void multiply_add_half(float *c, const u32 *a, u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
 /* Four 8 × 8 matrices; lane l knows where row l % 8 of matrix l / 8 lies. */
 __device__ __forceinline__ void load_matrices(u32 *to, const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

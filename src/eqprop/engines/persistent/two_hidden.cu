@@ -8,8 +8,8 @@
      3. and sends the new states to all whose blocks need them.
    Half of the warps take the block forwards, the others backwards. They wait for nothing but the
    messages they need: in the free phase h1 and h2 are two chains that do not wait for each other.
-   The outputs are answered between two steps, by a few warps that have nothing to add up: partial
-   sums go to an owner of four outputs of a sample, and from there to all.
+   The outputs are answered meanwhile, by the warps that have nothing to add up: partial sums go to
+   an owner of four outputs of a sample, and from there to all.
    Input weights and output weights are those of the slices that a multiprocessor owns, as with
    one hidden layer (input.cuh, output.cuh).
 
@@ -24,7 +24,7 @@
 #define SEGMENT (SLICE * GRID)
 #define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
 #define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
-/* of each direction, the first warps add up sums; of those forward, the last answer */
+/* of each direction, the first warps add up sums, the last answer */
 #define FINISHERS (TILES < 8 ? TILES : 5)
 #define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
 #define ANSWERS (B * (OP / 4)) /* in fours */
@@ -138,6 +138,9 @@ struct View {
     }
 };
 
+/* The states that are multiplied in one term of an update, and in a second. */
+struct Terms { const Segment *of[2]; };
+
 /* Sixteen rows of a block, or of its transpose: rows are neurons of one layer, columns of the other.
    Where a lane holds which number follows mma.m16n8k16: row lane / 4 and 8 below, two neighbouring
    columns from 2 (lane % 4) on. */
@@ -173,15 +176,6 @@ struct Strip {
                     sum += m.strip[warp][row + i / 2 * 8][k] * entry(s, 8 * n + pair + i % 2, k);
                 sums[n][i] = sum;
             }
-    }
-    /* d[half][i] += Σ over the minibatch of ± a (rows) times b (columns 16 step + 8 half …) */
-    __device__ __forceinline__ void correlate(
-        const Segment &a, int first_row, const Segment &b, int step, bool negative, real (*d)[4]) const {
-        for (int half = 0; half < 2; half++)
-            for (int i = 0; i < 4; i++)
-                for (int n = 0; n < B; n++)
-                    d[half][i] += (negative ? -1 : 1) * entry(a, n, first_row + row + i / 2 * 8) *
-                                  entry(b, n, 16 * step + 8 * half + pair + i % 2);
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         for (int half = 0; half < 2; half++)
@@ -228,37 +222,6 @@ struct Strip {
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[n][i] = (sums[n][i] + small[n][i]) * (1.0f / WEIGHT_SCALE);
     }
-    /* Where the row of a matrix lies that this lane speaks for; samples beyond the last are zero. */
-    __device__ __forceinline__ const void *place(const Segment &s, int b, int column, bool low) const {
-        const Segment::Row &row = s.row(b < BN ? b : 0, column);
-        return b < BN ? (low ? row.low : row.high) + column % SLICE : m.zero;
-    }
-    __device__ __forceinline__ void correlate(
-        const Segment &a, int first_row, const Segment &b, int step, bool negative, real (*d)[4]) const {
-        const int matrix = lane / 8, line = lane % 8;
-#pragma unroll
-        for (int from = 0; from < BN; from += 16) {
-            int sample_a = from + matrix / 2 * 8 + line, column_a = first_row + matrix % 2 * 8;
-            int sample_b = from + matrix % 2 * 8 + line, column_b = 16 * step + matrix / 2 * 8;
-            u32 a_high[4], a_low[4], b_high[4], b_low[4];
-            load_transposed(a_high, place(a, sample_a, column_a, false));
-            load_transposed(a_low, place(a, sample_a, column_a, true));
-            load_transposed(b_high, place(b, sample_b, column_b, false));
-            load_transposed(b_low, place(b, sample_b, column_b, true));
-            if (negative)
-#pragma unroll
-                for (int r = 0; r < 4; r++) { /* the signs of both halves */
-                    a_high[r] ^= 0x80008000u;
-                    a_low[r] ^= 0x80008000u;
-                }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                multiply_add(d[half], a_high, b_high + 2 * half);
-                multiply_add(d[half], a_high, b_low + 2 * half);
-                multiply_add(d[half], a_low, b_high + 2 * half);
-            }
-        }
-    }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         factor *= WEIGHT_SCALE;
 #pragma unroll
@@ -275,19 +238,71 @@ struct Strip {
                (i % 2 ? second_half(h) + second_half(l) : first_half(h) + first_half(l));
     }
 #endif
+#ifndef DOUBLE
+    /* Where the row of a matrix lies that this lane speaks for: the samples of one term, of the next. */
+    template <int TERMS>
+    __device__ __forceinline__ const void *place(const Terms &terms, int k, int column, bool low) const {
+        const int term = TERMS > 1 && k >= B, b = k - term * B;
+        const Segment::Row &row = terms.of[term]->row(b < B ? b : 0, column);
+        return b < B ? (low ? row.low : row.high) + column % SLICE : m.zero;
+    }
+#endif
 #define EACH_ENTRY                                         \
     _Pragma("unroll") for (int half = 0; half < 2; half++) \
         _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-    /* W += c · (aᵀ b ± a'ᵀ b'), a for rows, b for columns: in the strip by `inside` of it, and
-       wholly in `weights` where there are any. */
-    __device__ __forceinline__ void move(const Segment &a, const Segment &b, const Segment *a_more,
-        const Segment *b_more, bool minus, int first_row, real c, real inside, const View *weights) {
+    /* W += c · (aᵀ b + a'ᵀ b'), or minus, or without the second: a for rows, b for columns. In the
+       strip by `inside` of it, and wholly in `weights` where there are any. */
+    template <int TERMS, bool MINUS>
+    __device__ __forceinline__ void move(const Terms &a, const Terms &b, int first_row, real c, real inside,
+        const View *weights) {
+#ifndef DOUBLE
+        const int eights = (TERMS * B + 7) / 8, matrix = lane / 8, line = lane % 8; /* of samples */
+        u32 a_high[(eights + 1) / 2][4], a_low[(eights + 1) / 2][4];
+#pragma unroll
+        for (int k = 0; k < eights; k += 2) {
+            int sample = 8 * k + matrix / 2 * 8 + line, column = first_row + matrix % 2 * 8;
+            load_transposed(a_high[k / 2], place<TERMS>(a, sample, column, false));
+            load_transposed(a_low[k / 2], place<TERMS>(a, sample, column, true));
+            if (MINUS)
+#pragma unroll
+                for (int r = 0; r < 4; r++) { /* the signs of the second term */
+                    int first = 8 * k + r / 2 * 8 + pair;
+                    u32 signs = (first >= B ? 0x8000u : 0) | (first + 1 >= B ? 0x80000000u : 0);
+                    a_high[k / 2][r] ^= signs;
+                    a_low[k / 2][r] ^= signs;
+                }
+        }
+#endif
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
             real d[2][4] = {};
-            correlate(a, first_row, b, step, false, d);
-            if (a_more) correlate(*a_more, first_row, *b_more, step, minus, d);
+#ifdef DOUBLE
+            EACH_ENTRY for (int k = 0; k < TERMS * B; k++) {
+                real product = entry(*a.of[k / B], k % B, first_row + row + i / 2 * 8) *
+                               entry(*b.of[k / B], k % B, 16 * step + 8 * half + pair + i % 2);
+                d[half][i] += MINUS && k >= B ? -product : product;
+            }
+#else
+#pragma unroll
+            for (int k = 0; k < eights; k += 2) {
+                int sample = 8 * k + matrix % 2 * 8 + line, column = 16 * step + matrix / 2 * 8;
+                u32 b_high[4], b_low[4];
+                load_transposed(b_high, place<TERMS>(b, sample, column, false));
+                load_transposed(b_low, place<TERMS>(b, sample, column, true));
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    if (k + 1 < eights) {
+                        multiply_add(d[half], a_high[k / 2], b_high + 2 * half);
+                        multiply_add(d[half], a_high[k / 2], b_low + 2 * half);
+                        multiply_add(d[half], a_low[k / 2], b_high + 2 * half);
+                    } else {
+                        multiply_add_half(d[half], a_high[k / 2], b_high[2 * half]);
+                        multiply_add_half(d[half], a_high[k / 2], b_low[2 * half]);
+                        multiply_add_half(d[half], a_low[k / 2], b_high[2 * half]);
+                    }
+            }
+#endif
             if (inside != 0) add(step, d, inside * c);
             if (weights) EACH_ENTRY {
                 int r = row + i / 2 * 8, k = 16 * step + 8 * half + pair + i % 2;
@@ -417,14 +432,9 @@ struct Stepper {
         publish(layer, version);
     }
 
-    /* the n-th outputs, which follow from h2 */
-    __device__ __forceinline__ void answer(int n, bool nudged, bool watched, real beta) {
+    /* the n-th outputs, which follow from h2: partial sums */
+    __device__ __forceinline__ void send_answers(int n) {
         const int worker = this->worker - 32 * (TILES - ANSWERERS), part = worker % 4;
-        const int owned = rank < ANSWERS ? (ANSWERS - 1 - rank) / CLUSTER + 1 : 0, now = n & 1 ^ 1;
-        if (worker == 0) {
-            expect(&m.outputs_ready[n & 1], B * OP);
-            if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
-        }
         for (int first = 0; first < B; first += 8 * ANSWERERS) {
             const int sample = first + worker / 4, b = sample < B ? sample : 0;
             real v[OP] = {};
@@ -451,7 +461,15 @@ struct Stepper {
                               {v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]});
             }
         }
-        /* those owned, to each multiprocessor */
+    }
+    /* those owned, to each multiprocessor */
+    __device__ __forceinline__ void answer(int n, bool nudged, bool watched, real beta) {
+        const int worker = this->worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
+        const int owned = rank < ANSWERS ? (ANSWERS - 1 - rank) / CLUSTER + 1 : 0;
+        if (worker == 0) {
+            expect(&m.outputs_ready[n & 1], B * OP);
+            if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
+        }
         for (int k = worker; k < owned * CLUSTER; k += 32 * ANSWERERS) {
             wait(m.answers_ready, n);
             const int slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + rank;
@@ -471,12 +489,16 @@ struct Stepper {
         }
     }
 
-    /* One step of the layers that move; the output moves with layer 1. */
-    __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched, real beta) {
+    /* One step of the layers that move; the output moves with layer 1. With `later`, which sets the
+       two chains apart, layer 1 begins when the sums for layer 2 have come in: then one of them
+       computes while the messages of the other are on their way. */
+    __device__ __forceinline__ void step(
+        bool moves1, bool moves2, bool nudged, bool watched, real beta, bool later = false) {
         if (forward ? moves2 : moves1) {
             const int layer = forward, n = 1 + (layer ? n2 : n1);
             STAMP(5)
             wait(m.states_ready[layer ^ 1], version(layer ^ 1));
+            if (later && !forward) wait(m.sums_ready[1], n2 + 1);
             STAMP(0)
             if (worker == 0)
                 expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
@@ -485,10 +507,14 @@ struct Stepper {
             if (worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
             STAMP(4)
         }
-        if (forward && moves1 && worker >= 32 * (TILES - ANSWERERS)) {
-            wait(m.states_ready[1], v2());
-            wait(m.outputs_ready, n1);
-            answer(n1 + 1, nudged, watched, beta);
+        if (moves1 && worker >= 32 * (TILES - ANSWERERS)) {
+            if (forward) {
+                wait(m.states_ready[1], v2());
+                send_answers(n1 + 1);
+            } else {
+                wait(m.outputs_ready, n1);
+                answer(n1 + 1, nudged, watched, beta);
+            }
         }
         n1 += moves1;
         n2 += moves2;
@@ -590,7 +616,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         /* ---- the free phase ---- */
         for (int step = 0; step < p.free_steps; step++)
             s.step(!IN_TURN || step % 2 == 0, !IN_TURN || step % 2 == 1, false,
-                   step >= p.free_steps - (IN_TURN ? 2 : 1), beta);
+                   step >= p.free_steps - (IN_TURN ? 2 : 1), beta, !IN_TURN && step == 0);
         s.wait_for_all();
         __syncthreads();
         STAMP(6)
@@ -652,14 +678,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             __syncthreads();
             STAMP(13)
             if (moves) {
-                const Segment &change = m.change[s.forward], &other_change = m.change[!s.forward];
+                const Segment *change = &m.change[s.forward];
 #if VECTOR_FIELD
-                s.strip.move(change, s.forward ? m.s1[before1] : m.s2[before2], 0, 0, false, s.first_row,
-                             c_m / CHANGE_SCALE, inside, inside == 1 ? 0 : &weights);
+                s.strip.move<1, false>({{change}}, {{s.forward ? &m.s1[before1] : &m.s2[before2]}}, s.first_row,
+                                       c_m / CHANGE_SCALE, inside, inside == 1 ? 0 : &weights);
 #else
-                s.strip.move(change, s.forward ? m.s1[now1] : m.s2[now2],
-                             s.forward ? &m.s2[before2] : &m.s1[before1], &other_change, false, s.first_row,
-                             c_m / CHANGE_SCALE, inside, 0);
+                s.strip.move<2, false>({{change, s.forward ? &m.s2[before2] : &m.s1[before1]}},
+                                       {{s.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!s.forward]}},
+                                       s.first_row, c_m / CHANGE_SCALE, inside, 0);
 #endif
             }
             STAMP(14)
@@ -690,7 +716,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         } else if (!VECTOR_FIELD) {
             s.recall();
             if (s.forward)
-                s.strip.move(m.s2[now2], m.s1[now1], &m.s2[now2 ^ 1], &m.s1[now1 ^ 1], true, s.first_row, c_m, 0, &weights);
+                s.strip.move<2, true>({{&m.s2[now2], &m.s2[now2 ^ 1]}}, {{&m.s1[now1], &m.s1[now1 ^ 1]}}, s.first_row,
+                                      c_m, 0, &weights);
         }
         mover.write(c_wf, c_wb, 1, columns2);
         for (int j = t; j < SLICE; j += THREADS) {
