@@ -102,6 +102,7 @@ static float __uint_as_float(u32 v) { return same_bits<float>(v); }
 struct Barrier { int missing; unsigned char arrivals, pending, phase; }; /* lies in the u64 of the kernel */
 static_assert(sizeof(Barrier) == sizeof(u64), "a barrier is as large as the chip's");
 
+template <class T> static void renew(T *&) {}
 static char *shared_memory() { return block().memory.get(); }
 static u32 rank_in_cluster() { return current->block; }
 static void meet() { wait_for_all(cluster, block_size * CLUSTER); }

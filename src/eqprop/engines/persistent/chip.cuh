@@ -6,6 +6,9 @@ __device__ __forceinline__ char *shared_memory() {
     return memory;
 }
 
+/* Keeps the compiler from computing before a loop, and then storing, what it needs within. */
+template <class T> __device__ __forceinline__ void renew(T *&pointer) { asm volatile("" : "+l"(pointer)); }
+
 /* ---- clusters of multiprocessors ---- */
 
 __device__ __forceinline__ u32 rank_in_cluster() {

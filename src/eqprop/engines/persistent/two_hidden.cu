@@ -23,6 +23,7 @@
 
 #define SEGMENT (SLICE * GRID)
 #define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
+#define WHOLE (H == SEGMENT * GRID && H2 == SEGMENT * GRID) /* no block is partly empty */
 #define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
 /* of each direction, the first warps add up sums, the last answer */
 #define FINISHERS (TILES < 8 ? TILES : 5)
@@ -132,7 +133,7 @@ struct Shared {
 struct View {
     real *at;
     int row_stride, column_stride, rows, columns;
-    __device__ __forceinline__ bool has(int i, int j) const { return i < rows && j < columns; }
+    __device__ __forceinline__ bool has(int i, int j) const { return WHOLE || (i < rows && j < columns); }
     __device__ __forceinline__ real &operator()(int i, int j) const {
         return at[(i64)i * row_stride + (i64)j * column_stride];
     }
@@ -585,6 +586,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 
     for (int at = 0; at < p.minibatches; at++) {
         STAMP(15)
+        renew(weights.at);
         read_minibatch(p, m, e, at, first_sample);
         STAMP(8)
         if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
