@@ -200,28 +200,28 @@ struct Strip {
                 set(step, r, WEIGHT_SCALE * read(w, i, j), WEIGHT_SCALE * read(w, i, j + 1));
             }
     }
-    /* The units cut off what they add, so the large products have sums of their own. */
+    /* The units cut off what they add, so the large products have sums of their own; they take a
+       while, so there are two sums of each kind. */
     __device__ __forceinline__ void multiply(const Segment &s, real (*sums)[4]) const {
-        real small[BN / 8][4] = {};
+        const int words = sizeof(Segment::Row) / 2; /* low follows high */
+        const unsigned short *corner = s.rows[0][lane % 8].high + lane / 16 * SLICE + lane / 8 % 2 * 8;
 #pragma unroll
-        for (int n = 0; n < BN / 8; n++)
+        for (int n = 0; n < BN / 8; n++) {
+            real large[2][4] = {}, second[2][4] = {}, third[2][4] = {};
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums[n][i] = 0;
-#pragma unroll
-        for (int step = 0; step < TILES; step++)
-#pragma unroll
-            for (int n = 0; n < BN / 8; n++) {
+            for (int step = 0; step < TILES; step++) {
                 u32 b[4]; /* high, low */
-                const Segment::Row &from = s.row(8 * n + lane % 8, 16 * step);
-                load_matrices(b, (lane / 16 ? from.low : from.high) + 16 * step % SLICE + lane / 8 % 2 * 8);
-                multiply_add(sums[n], high[step], b);
-                multiply_add(small[n], high[step], b + 2);
-                multiply_add(small[n], low[step], b);
+                load_matrices(b, corner + (16 * step / SLICE * BN + 8 * n) * words + 16 * step % SLICE);
+                multiply_add(large[step % 2], high[step], b);
+                multiply_add(second[step % 2], high[step], b + 2);
+                multiply_add(third[step % 2], low[step], b);
             }
 #pragma unroll
-        for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) sums[n][i] = (sums[n][i] + small[n][i]) * (1.0f / WEIGHT_SCALE);
+            for (int i = 0; i < 4; i++) {
+                real small = (second[0][i] + second[1][i]) + (third[0][i] + third[1][i]);
+                sums[n][i] = ((large[0][i] + large[1][i]) + small) * (1.0f / WEIGHT_SCALE);
+            }
+        }
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         factor *= WEIGHT_SCALE;
@@ -277,7 +277,7 @@ struct Strip {
 #endif
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
-            real d[2][4] = {};
+            real d[2][4] = {}, small[2][4] = {};
 #ifdef DOUBLE
             EACH_ENTRY for (int k = 0; k < TERMS * B; k++) {
                 real product = entry(*a.of[k / B], k % B, first_row + row + i / 2 * 8) *
@@ -292,17 +292,17 @@ struct Strip {
                 load_transposed(b_high, place<TERMS>(b, sample, column, false));
                 load_transposed(b_low, place<TERMS>(b, sample, column, true));
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    if (k + 1 < eights) {
-                        multiply_add(d[half], a_high[k / 2], b_high + 2 * half);
-                        multiply_add(d[half], a_high[k / 2], b_low + 2 * half);
-                        multiply_add(d[half], a_low[k / 2], b_high + 2 * half);
-                    } else {
-                        multiply_add_half(d[half], a_high[k / 2], b_high[2 * half]);
-                        multiply_add_half(d[half], a_high[k / 2], b_low[2 * half]);
-                        multiply_add_half(d[half], a_low[k / 2], b_high[2 * half]);
+                for (int product = 0; product < 3; product++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const u32 *left = product == 2 ? a_low[k / 2] : a_high[k / 2];
+                        const u32 *right = (product == 1 ? b_low : b_high) + 2 * half;
+                        real *sum = product ? small[half] : d[half];
+                        if (k + 1 < eights) multiply_add(sum, left, right);
+                        else multiply_add_half(sum, left, *right);
                     }
             }
+            EACH_ENTRY d[half][i] += small[half][i];
 #endif
             if (inside != 0) add(step, d, inside * c);
             if (weights) EACH_ENTRY {
@@ -397,10 +397,14 @@ struct Stepper {
             if (layer) {
                 wait(m.outputs_ready, n1);
 #pragma unroll
-                for (int o = 0; o < O; o++) {
-                    Quad w = *(const Quad *)(TIED ? &m.wf[o][j] : &m.wb[o][j]);
+                for (int first = 0; first < OP; first += 4) {
+                    Quad o = *(const Quad *)&m.o[n1 & 1][b][first], w[4];
 #pragma unroll
-                    for (int i = 0; i < 4; i++) v.v[i] += m.o[n1 & 1][b][o] * w.v[i];
+                    for (int k = 0; k < 4; k++) w[k] = *(const Quad *)(TIED ? &m.wf[first + k][j] : &m.wb[first + k][j]);
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) v.v[i] += o.v[k] * w[k].v[i];
                 }
             }
 #if CONTINUAL
