@@ -23,7 +23,7 @@ __device__ __forceinline__ void meet() {
 __device__ __forceinline__ u32 address(const void *place) { return (u32)__cvta_generic_to_shared(place); }
 __device__ __forceinline__ u32 address_of(const void *place, u32 rank) {
     u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
     return there;
 }
 __device__ __forceinline__ void prepare(u64 *barrier) {

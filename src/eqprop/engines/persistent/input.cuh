@@ -92,27 +92,34 @@ template <class M> __device__ __forceinline__ void read_minibatch(const Problem 
 
 /* c_w G + c_b with G = X Xᵀ, in blocks of 4 × 4, each the work of a warp. */
 template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c_b) {
-    int lane = threadIdx.x % 32;
-    const int blocks = BP / 4 * (BP / 4);
+    const int lane = threadIdx.x % 32, blocks = (BP / 4) * (BP / 4 + 1) / 2;
     for (int k = threadIdx.x / 32; k < blocks; k += THREADS / 32) {
-        int rows = k / (BP / 4) * 4, cols = k % (BP / 4) * 4;
-        if (cols > rows) continue;
-        real sum[4][4] = {};
-        for (int i = lane; i < NX; i += 32) {
+        int down = 0, before = 0; /* block k of the lower triangle */
+        while (before + down + 1 <= k) before += ++down;
+        int rows = down * 4, cols = (k - before) * 4;
+        real sum[16] = {};
+#pragma unroll 4
+        for (int n = lane; n < m.actives; n += 32) {
+            int i = m.active[n];
             Quad a = *(const Quad *)&m.x[i][rows], b = *(const Quad *)&m.x[i][cols];
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) sum[r][c] += a.v[r] * b.v[c];
+                for (int c = 0; c < 4; c++) sum[4 * r + c] += a.v[r] * b.v[c];
         }
+        /* half of the sums go to the lane that many lanes away, until each has one of half the warp */
 #pragma unroll
-        for (int r = 0; r < 4; r++)
+        for (int half = 8; half; half >>= 1) {
+            bool upper = lane & half;
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-#pragma unroll
-                for (int mask = 16; mask; mask >>= 1) sum[r][c] += __shfl_xor_sync(~0u, sum[r][c], mask);
-                if (lane == 0) m.spread[rows + r][cols + c] = m.spread[cols + c][rows + r] = c_w * sum[r][c] + c_b;
+            for (int i = 0; i < half; i++) {
+                real given = upper ? sum[i] : sum[half + i];
+                sum[i] = (upper ? sum[half + i] : sum[i]) + __shfl_xor_sync(~0u, given, half);
             }
+        }
+        sum[0] += __shfl_xor_sync(~0u, sum[0], 16);
+        int r = rows + lane % 16 / 4, c = cols + lane % 4;
+        if (lane < 16) m.spread[r][c] = m.spread[c][r] = c_w * sum[0] + c_b;
     }
 }
 
@@ -137,7 +144,7 @@ __device__ __forceinline__ void store(real *w, bool whole, Pair v) {
     if (whole) w[1] = v.v[1];
 #endif
 }
-#define AHEAD 4 /* rows that are loaded before the first is used */
+#define AHEAD (THREADS > 320 ? 4 : 8) /* rows that are loaded before the first is used */
 
 /* Rows of the active pixels k, k + PARTS, …; pixel −1 where there are no more. */
 template <class M>
