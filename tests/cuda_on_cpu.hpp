@@ -126,6 +126,10 @@ static void send(real *place, u64 *barrier, u32 rank, real value) {
     b->missing--;
     settle(b);
 }
+static void send_quad(real *place, u64 *barrier, u32 rank, Quad q) {
+    if ((size_t)place % 16) { fprintf(stderr, "four numbers across a boundary\n"); abort(); }
+    for (int k = 0; k < 4; k++) send(place + k, barrier, rank, q.v[k]);
+}
 static void receive(u64 *barrier, u32 phase) {
     while ((u32)((Barrier *)barrier)->phase == phase) let_others_run();
 }

@@ -112,10 +112,11 @@ template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c
         for (int half = 8; half; half >>= 1) {
             bool upper = lane & half;
 #pragma unroll
-            for (int i = 0; i < half; i++) {
-                real given = upper ? sum[i] : sum[half + i];
-                sum[i] = (upper ? sum[half + i] : sum[i]) + __shfl_xor_sync(~0u, given, half);
-            }
+            for (int i = 0; i < 8; i++)
+                if (i < half) {
+                    real given = upper ? sum[i] : sum[half + i];
+                    sum[i] = (upper ? sum[half + i] : sum[i]) + __shfl_xor_sync(~0u, given, half);
+                }
         }
         sum[0] += __shfl_xor_sync(~0u, sum[0], 16);
         int r = rows + lane % 16 / 4, c = cols + lane % 4;

@@ -30,12 +30,12 @@ __device__ __forceinline__ real activate(real v) {
     }
 }
 
-/* The sums over SPLIT neighbouring lanes of SET values; a lane is left with `count` of them. */
+/* The sums over SPLIT neighbouring lanes of `size` values; a lane is left with `count` of them. */
 struct Kept { int first, count; };
-__device__ __forceinline__ Kept kept_by(u32 lane) {
-    Kept k = {0, SET};
+template <int size> __device__ __forceinline__ Kept kept_by(u32 lane) {
+    Kept k = {0, size};
 #pragma unroll
-    for (int mask = SPLIT / 2, n = SET; mask; mask >>= 1) {
+    for (int mask = SPLIT / 2, n = size; mask; mask >>= 1) {
         int half = (n + 1) / 2;
         if (lane & mask) { k.first += half; k.count = k.count > half ? k.count - half : 0; }
         else if (k.count > half) k.count = half;
@@ -43,14 +43,14 @@ __device__ __forceinline__ Kept kept_by(u32 lane) {
     }
     return k;
 }
-__device__ __forceinline__ void sum_over_lanes(real *v, u32 lane) {
-    int n = SET;
+template <int size> __device__ __forceinline__ void sum_over_lanes(real *v, u32 lane) {
+    int n = size;
 #pragma unroll
     for (int mask = SPLIT / 2; mask; mask >>= 1) {
         int half = (n + 1) / 2;
         bool upper = lane & mask;
 #pragma unroll
-        for (int i = 0; i < (SET + 1) / 2; i++)
+        for (int i = 0; i < (size + 1) / 2; i++)
             if (i < half) {
                 real low = v[i], high = half + i < n ? v[half + i] : (real)0;
                 real given = upper ? low : high;
@@ -133,7 +133,7 @@ template <class M> struct Outputs {
     real wf[PASSES][DEPTH];
 
     __device__ __forceinline__ Outputs(M &m, int rank)
-        : m(m), rank(rank), lane(threadIdx.x % SPLIT), kept(kept_by(threadIdx.x % SPLIT)) {}
+        : m(m), rank(rank), lane(threadIdx.x % SPLIT), kept(kept_by<SET>(threadIdx.x % SPLIT)) {}
     __device__ __forceinline__ int set(int pass) const { return threadIdx.x / SPLIT + pass * AT_ONCE; }
 
     __device__ __forceinline__ void read_weights() {
@@ -162,7 +162,7 @@ template <class M> struct Outputs {
 #pragma unroll
                     for (int i = 0; i < CHUNK; i++) v[r] += c.v[i] * wf[pass][q + i];
                 }
-            sum_over_lanes(v, lane);
+            sum_over_lanes<SET>(v, lane);
             if (set(pass) < SETS)
 #pragma unroll
                 for (int i = 0; i < (SET + SPLIT - 1) / SPLIT; i++)
@@ -242,6 +242,7 @@ template <class M> struct Mover {
 #endif
         EACH_TURN EACH_WEIGHT {
             int o = output(turn) + k, j = column(turn) + w;
+            if (o >= O) continue;
             m.wf0[o][j] = m.wf[o][j];
 #if VECTOR_FIELD
             m.other[o][j] = m.wb[o][j];
