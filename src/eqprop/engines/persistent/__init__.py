@@ -137,7 +137,7 @@ class PersistentEngine(Engine):
             warps = groups * math.ceil(batch / rows)
             parts = 20 if net.dtype == torch.float32 else 6
             constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
-            constants |= {"SPLIT": 16, "QUADS": 1}
+            constants |= {"SPLIT": 16, "QUADS": 1, "EARLY": 1}
         else:
             grid = math.isqrt(cluster)
             if 32 * slice_ * grid > MOST_SEGMENT:

@@ -28,7 +28,9 @@
 #define STEP (REACH % 4 == 0 ? 4 : REACH % 2 == 0 ? 2 : 1)
 #define SOURCES (CLUSTER * GROUPS)
 #define PLACES ((ROWS * O + 3) / 4 * 4)
-#define EXCHANGES 2 /* under way at once */
+/* EARLY: in the free phase the sums of h_{t+1} leave before those of h_t are waited for. Whoever
+   sends exchange n + 4 has received n + 2 from all, who had then read what came with n. */
+#define EXCHANGES (EARLY ? 4 : 2)
 
 struct ALIGNED(COLUMNS) Columns { real v[COLUMNS]; };
 struct ALIGNED(STEP) Stretch { real v[STEP]; };
@@ -294,12 +296,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             outputs.send_sums(m.h[held], n);
 #else
             const bool watched = step == p.free_steps - 1;
-            outputs.send_sums(m.h[held], n);
+            if (!EARLY || step == 0) outputs.send_sums(m.h[held], n);
             STAMP(4)
             hidden.next_hidden(now, held, watched);
             held ^= 1;
-#endif
             STAMP(5)
+            if (EARLY && step + 1 < p.free_steps) outputs.send_sums(m.h[held], n + 1);
+#endif
+            STAMP(4)
             outputs.receive_sums(n);
             STAMP(6)
             EACH_OUTPUT(k, b, o) {
