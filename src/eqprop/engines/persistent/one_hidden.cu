@@ -137,7 +137,7 @@ struct Hidden {
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++)
-                if (stored) drive[r][c] = m.drive[safe_row(r)][column + c];
+                if (stored) drive[r][c] = ((const Columns *)&m.drive[safe_row(r)][column])->v[c];
 #pragma unroll
         for (int b = 0; b < BP; b += 4) {
             Quad s[ROWS];
@@ -276,7 +276,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         hidden.read_weights();
         outputs.read_weights();
         __syncthreads(); /* h lies where the sums were */
-        for (int k = t; k < 2 * RH * SLICE; k += THREADS) (&m.h[0][0][0])[k] = 0;
+        for (int k = t * 4; k < 2 * RH * SLICE; k += THREADS * 4) *(Quad *)(&m.h[0][0][0] + k) = Quad{};
         for (int k = t; k < 2 * RH * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
         if (t < O) m.bias[t] = m.bo[t];
@@ -331,7 +331,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
-        for (int k = t; k < RH * SLICE; k += THREADS) (&m.first_h[0][0])[k] = (&m.h[held][0][0])[k];
+        for (int k = t * 4; k < RH * SLICE; k += THREADS * 4)
+            *(Quad *)(&m.first_h[0][0] + k) = *(const Quad *)(&m.h[held][0][0] + k);
         if (t < O) m.sum_o[t] = sum_of_output(m, now, t);
 #if CONTINUAL
         hidden.correct_drive(held, -1, false);
