@@ -143,7 +143,7 @@ FLOAT32 = [
     *(
         pytest.param(rule, "cpu", sizes, 7, cluster, marks=needs_compiler)
         for rule in ("EP", "C-EP", "C-VF")
-        for sizes, cluster in (((9, 63, 5), 2), ((9, 20, 30, 5), 4))
+        for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
     ),
 ]
 

@@ -137,6 +137,8 @@ class PersistentEngine(Engine):
             warps = groups * math.ceil(batch / rows)
             parts = 20 if net.dtype == torch.float32 else 6
             constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
+            if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32:
+                constants["STRIP"] = 4
             constants |= {"SPLIT": 16, "QUADS": 1, "EARLY": 1}
         else:
             grid = math.isqrt(cluster)
