@@ -128,8 +128,14 @@ class PersistentEngine(Engine):
         if len(hidden) == 1:
             columns = 4 if slice_ % 4 == 0 else 2 if slice_ % 2 == 0 else 1
             groups = slice_ // columns
+            # ten warps, if they suffice, have room for all weights in their registers
             rows = next(
-                (r for most in (10, 20) for r in (2, 4, 8) if groups * math.ceil(batch / r) <= most),
+                (
+                    r
+                    for most in (10, 20)
+                    for r in (2, 4, 8)
+                    if groups * math.ceil(batch / r) <= most
+                ),
                 None,
             )
             if rows is None:
