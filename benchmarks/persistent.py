@@ -30,7 +30,7 @@ CASES = [
 STAMPS = {  # of the kernels: what the cycles between two of them went into
     "1h": (
         *("read minibatch", "spread", "input drive", "begin"),
-        *("free: partial sums", "free: hidden", "free: receive, output", "free: barrier"),
+        *("free: partial sums", "free: hidden", "free: receive", "free: output"),
         *("begin nudging", "nudged: partial sums", "nudged: drive", "nudged: hidden"),
         *("nudged: output", "nudged: weights", "update"),
     ),

@@ -29,6 +29,8 @@ SHAPES = (
     ((40, 512, 10), 20, 5, 8),
     ((784, 128, 10), 20, 2, 4),
     ((9, 200, 16), 20, 3, 2),
+    ((40, 512, 10), 20, 2, 2),
+    ((9, 300, 10), 20, 1, 1),
 )
 DEEP = ((9, 20, 30, 5), 7, 2, 4)
 DEEP_RULES = tuple(rule for rule in RULES if "tied" not in rule)
@@ -37,7 +39,10 @@ CASES = [
     *((rule, "naive", *shape) for rule in RULES for shape in (SMALL, SHAPES[2])),
     *((rule, "naive", (5, 8, 7, 6, 3), 7, 2, 1) for rule in RULES),
     *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in RULES),
-    *(pytest.param("C-VF", "cpu", *SHAPES[k], marks=needs_compiler) for k in (0, 2, 6)),
+    *(
+        pytest.param("C-VF", "cpu", *shape, marks=needs_compiler)
+        for shape in (SHAPES[0], SHAPES[2], *SHAPES[6:])
+    ),
     *(pytest.param(rule, "cuda", *DEEP, marks=needs_gpu) for rule in DEEP_RULES),
     *(pytest.param(rule, "cpu", *DEEP, marks=needs_compiler) for rule in DEEP_RULES),
     pytest.param("C-VF", "cpu", (5, 70, 33, 3), 9, 1, 1, marks=needs_compiler),
@@ -144,7 +149,7 @@ FLOAT32 = [
     *(
         pytest.param(rule, "cpu", sizes, 7, cluster, marks=needs_compiler)
         for rule in ("EP", "C-EP", "C-VF")
-        for sizes, cluster in (((9, 63, 5), 2), ((9, 20, 30, 5), 4))
+        for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
     ),
 ]
 

@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent
 COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
-MOST_OUTPUTS, MOST_ROWS, MOST_WARPS = 16, 40, 20
+MOST_OUTPUTS, MOST_ROWS = 16, 40
 MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
 
 
@@ -129,12 +129,24 @@ class PersistentEngine(Engine):
         if len(hidden) == 1:
             columns = 4 if slice_ % 4 == 0 else 2 if slice_ % 2 == 0 else 1
             groups = slice_ // columns
-            rows = next((r for r in (2, 4, 8) if groups * math.ceil(batch / r) <= MOST_WARPS), None)
+            # ten warps, if they suffice, have room for all weights in their registers
+            rows = next(
+                (
+                    r
+                    for most in (10, 20)
+                    for r in (2, 4, 8)
+                    if groups * math.ceil(batch / r) <= most
+                ),
+                None,
+            )
             if rows is None:
                 raise CannotBuild(f"{hidden[0]} hidden neurons in a cluster of {cluster}")
             warps = groups * math.ceil(batch / rows)
             parts = 20 if net.dtype == torch.float32 else 6
             constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
+            if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32:
+                constants["STRIP"] = 4
+            constants |= {"SPLIT": 16, "QUADS": 1, "EARLY": 1}
         else:
             grid = math.isqrt(cluster)
             if 32 * slice_ * grid > MOST_SEGMENT:
@@ -142,14 +154,11 @@ class PersistentEngine(Engine):
             warps = 4 * slice_ * grid
             parts = 20 if net.dtype == torch.float32 else 6
             constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "MOST_PARTS": parts}
-        sums = math.ceil(batch / 5) * outputs
-        split = next((n for n in (32, 16, 8) if n * sums <= 32 * warps), 4)
         constants |= {
             "NX": net.input.size,
             "O": outputs,
             "B": batch,
             "THREADS": 32 * warps,
-            "SPLIT": split,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),

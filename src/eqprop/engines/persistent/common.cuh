@@ -2,7 +2,7 @@
 
    Sizes are compiled in: NX inputs, H neurons in the first hidden layer, O outputs, B samples;
    CLUSTER multiprocessors hold a network, SLICE neurons of each hidden layer each, with THREADS
-   threads, SPLIT of which share a sum over the slice. */
+   threads. */
 
 typedef unsigned int u32;
 typedef long long i64;

@@ -1,10 +1,13 @@
 /* The minibatch and the weights of the input, which stay in global memory: read once for the drive
    and moved once a minibatch, in the rows of pixels that are not zero throughout. */
 
-/* The products with the input weights: a pair of columns and a part of the pixels a thread, at most
+/* The products with the input weights: STRIP columns and a part of the pixels a thread, at most
    MOST_PARTS, whose sums must fit. */
-#define PAIRS (SLICE / 2)
-#define PARTS (THREADS / PAIRS > MOST_PARTS ? MOST_PARTS : THREADS / PAIRS < 1 ? 1 : THREADS / PAIRS)
+#ifndef STRIP
+#define STRIP 2
+#endif
+#define STRIPS (SLICE / STRIP)
+#define PARTS (THREADS / STRIPS > MOST_PARTS ? MOST_PARTS : THREADS / STRIPS < 1 ? 1 : THREADS / STRIPS)
 #define HALF ((PARTS + 1) / 2)
 
 #if NX % 16 == 0
@@ -92,73 +95,90 @@ template <class M> __device__ __forceinline__ void read_minibatch(const Problem 
 
 /* c_w G + c_b with G = X Xᵀ, in blocks of 4 × 4, each the work of a warp. */
 template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c_b) {
-    int lane = threadIdx.x % 32;
-    const int blocks = BP / 4 * (BP / 4);
+    const int lane = threadIdx.x % 32, blocks = (BP / 4) * (BP / 4 + 1) / 2;
     for (int k = threadIdx.x / 32; k < blocks; k += THREADS / 32) {
-        int rows = k / (BP / 4) * 4, cols = k % (BP / 4) * 4;
-        if (cols > rows) continue;
-        real sum[4][4] = {};
-        for (int i = lane; i < NX; i += 32) {
+        int down = 0, before = 0; /* block k of the lower triangle */
+        while (before + down + 1 <= k) before += ++down;
+        int rows = down * 4, cols = (k - before) * 4;
+        real sum[16] = {};
+#pragma unroll 4
+        for (int n = lane; n < m.actives; n += 32) {
+            int i = m.active[n];
             Quad a = *(const Quad *)&m.x[i][rows], b = *(const Quad *)&m.x[i][cols];
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) sum[r][c] += a.v[r] * b.v[c];
+                for (int c = 0; c < 4; c++) sum[4 * r + c] += a.v[r] * b.v[c];
         }
+        /* half of the sums go to the lane that many lanes away, until each has one of half the warp */
 #pragma unroll
-        for (int r = 0; r < 4; r++)
+        for (int half = 8; half; half >>= 1) {
+            bool upper = lane & half;
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-#pragma unroll
-                for (int mask = 16; mask; mask >>= 1) sum[r][c] += __shfl_xor_sync(~0u, sum[r][c], mask);
-                if (lane == 0) m.spread[rows + r][cols + c] = m.spread[cols + c][rows + r] = c_w * sum[r][c] + c_b;
-            }
+            for (int i = 0; i < 8; i++)
+                if (i < half) {
+                    real given = upper ? sum[i] : sum[half + i];
+                    sum[i] = (upper ? sum[half + i] : sum[i]) + __shfl_xor_sync(~0u, given, half);
+                }
+        }
+        sum[0] += __shfl_xor_sync(~0u, sum[0], 16);
+        int r = rows + lane % 16 / 4, c = cols + lane % 4;
+        if (lane < 16) m.spread[r][c] = m.spread[c][r] = c_w * sum[0] + c_b;
     }
 }
 
-/* Two neighbouring columns of a row of W_x; the second may be beyond the last. */
-#if H % 2 == 0
-struct __align__(2 * sizeof(real)) Pair { real v[2]; };
+/* Neighbouring columns of a row of W_x: all of them there, or the first of two. */
+#if H % STRIP == 0
+struct ALIGNED(STRIP) Stripe { real v[STRIP]; };
 #else
-struct Pair { real v[2]; };
+struct Stripe { real v[2]; };
 #endif
-__device__ __forceinline__ Pair load(const real *w, bool whole) {
-#if H % 2 == 0
-    return *(const Pair *)w;
+__device__ __forceinline__ Stripe load(const real *w, bool whole) {
+#if H % STRIP == 0
+    return *(const Stripe *)w;
 #else
     return {w[0], whole ? w[1] : (real)0};
 #endif
 }
-__device__ __forceinline__ void store(real *w, bool whole, Pair v) {
-#if H % 2 == 0
-    *(Pair *)w = v;
+__device__ __forceinline__ void store(real *w, bool whole, Stripe v) {
+#if H % STRIP == 0
+    *(Stripe *)w = v;
 #else
     w[0] = v.v[0];
     if (whole) w[1] = v.v[1];
 #endif
 }
-#define AHEAD 4 /* rows that are loaded before the first is used */
+#define AHEAD (THREADS > 320 ? 4 : 8) /* rows that are loaded before the first is used */
 
 /* Rows of the active pixels k, k + PARTS, …; pixel −1 where there are no more. */
 template <class M>
-__device__ __forceinline__ void load_rows(const M &m, const real *w, bool whole, int k, Pair *row, int *pixel) {
+__device__ __forceinline__ void load_rows(const M &m, const real *w, bool whole, int k, Stripe *row, int *pixel) {
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
         bool there = k + a * PARTS < m.actives;
         pixel[a] = there ? m.active[k + a * PARTS] : -1;
-        row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Pair{0, 0};
+        row[a] = there ? load(w + (i64)pixel[a] * H, whole) : Stripe{};
     }
+}
+
+/* As many numbers on the chip, where there is always room for all. */
+struct ALIGNED(STRIP) Whole { real v[STRIP]; };
+__device__ __forceinline__ void put(real *place, const real *v) {
+    Whole w;
+#pragma unroll
+    for (int c = 0; c < STRIP; c++) w.v[c] = v[c];
+    *(Whole *)place = w;
 }
 
 /* X W_x into m.sums[0]. */
 template <class M> __device__ __forceinline__ void input_drive(const real *wx, M &m, int first_column) {
-    int part = threadIdx.x / PAIRS, j = threadIdx.x % PAIRS * 2;
+    int part = threadIdx.x / STRIPS, j = threadIdx.x % STRIPS * STRIP;
     bool works = part < PARTS && first_column + j < H, whole = first_column + j + 1 < H;
     const real *w = wx + first_column + j;
-    real sum[BP][2] = {};
+    real sum[BP][STRIP] = {};
     int end = works ? m.actives : 0;
     for (int k = part; k < end; k += AHEAD * PARTS) {
-        Pair row[AHEAD];
+        Stripe row[AHEAD];
         int pixel[AHEAD];
         load_rows(m, w, whole, k, row, pixel);
 #pragma unroll
@@ -168,10 +188,9 @@ template <class M> __device__ __forceinline__ void input_drive(const real *wx, M
             for (int b = 0; b < BP; b += 4) {
                 Quad x = *(const Quad *)&m.x[pixel[a]][b];
 #pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    sum[b + r][0] += x.v[r] * row[a].v[0];
-                    sum[b + r][1] += x.v[r] * row[a].v[1];
-                }
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int c = 0; c < STRIP; c++) sum[b + r][c] += x.v[r] * row[a].v[c];
             }
         }
     }
@@ -180,25 +199,20 @@ template <class M> __device__ __forceinline__ void input_drive(const real *wx, M
         int half = (n + 1) / 2;
         if (part >= half && part < n)
 #pragma unroll
-            for (int b = 0; b < BP; b++) {
-                m.sums[part - half][b][j] = sum[b][0];
-                m.sums[part - half][b][j + 1] = sum[b][1];
-            }
+            for (int b = 0; b < BP; b++) put(&m.sums[part - half][b][j], sum[b]);
         __syncthreads();
         if (part + half < n)
 #pragma unroll
             for (int b = 0; b < BP; b++) {
-                sum[b][0] += m.sums[part][b][j];
-                sum[b][1] += m.sums[part][b][j + 1];
+                Whole more = *(const Whole *)&m.sums[part][b][j];
+#pragma unroll
+                for (int c = 0; c < STRIP; c++) sum[b][c] += more.v[c];
             }
         __syncthreads();
     }
     if (part == 0)
 #pragma unroll
-        for (int b = 0; b < BP; b++) {
-            m.sums[0][b][j] = sum[b][0];
-            m.sums[0][b][j + 1] = sum[b][1];
-        }
+        for (int b = 0; b < BP; b++) put(&m.sums[0][b][j], sum[b]);
     __syncthreads();
 }
 
@@ -206,17 +220,19 @@ template <class M> __device__ __forceinline__ void input_drive(const real *wx, M
 template <class M>
 __device__ __forceinline__ void move_input_weights(
     real *wx, M &m, const real (*now)[SLICE], const real (*first)[SLICE], int first_column, real c) {
-    int part = threadIdx.x / PAIRS, j = threadIdx.x % PAIRS * 2;
+    int part = threadIdx.x / STRIPS, j = threadIdx.x % STRIPS * STRIP;
     bool works = part < PARTS && first_column + j < H, whole = first_column + j + 1 < H;
     if (!works || c == 0) return;
-    real moved[BP][2];
+    real moved[BP][STRIP];
 #pragma unroll
-    for (int b = 0; b < BP; b++)
+    for (int b = 0; b < BP; b++) {
+        Whole last = *(const Whole *)&now[b][j], before = *(const Whole *)&first[b][j];
 #pragma unroll
-        for (int i = 0; i < 2; i++) moved[b][i] = c * (now[b][j + i] - first[b][j + i]);
+        for (int i = 0; i < STRIP; i++) moved[b][i] = c * (last.v[i] - before.v[i]);
+    }
     real *w = wx + first_column + j;
     for (int k = part; k < m.actives; k += AHEAD * PARTS) {
-        Pair row[AHEAD];
+        Stripe row[AHEAD];
         int pixel[AHEAD];
         load_rows(m, w, whole, k, row, pixel);
 #pragma unroll
@@ -226,10 +242,9 @@ __device__ __forceinline__ void move_input_weights(
             for (int b = 0; b < BP; b += 4) {
                 Quad x = *(const Quad *)&m.x[pixel[a]][b];
 #pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    row[a].v[0] += x.v[r] * moved[b + r][0];
-                    row[a].v[1] += x.v[r] * moved[b + r][1];
-                }
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int i = 0; i < STRIP; i++) row[a].v[i] += x.v[r] * moved[b + r][i];
             }
             store(w + (i64)pixel[a] * H, whole, row[a]);
         }

@@ -13,11 +13,57 @@
            C-VF, VF         total(t+1) = total(t) + c h_tᵀ (o_{t+1} − o_t), and backward alike
    and inside = 1 for the continual rules, η_tiny/η if rescaled, 0 for EP and VF.
 
-   A thread computes ROWS × COLUMNS of the hidden states. */
+   A thread computes ROWS × COLUMNS of the hidden states, a team of GROUPS warps side by side those
+   of ROWS samples. Samples do not meet in the free phase: there a team waits for nobody but the
+   teams with the same samples on the other multiprocessors. */
 
-#define GROUPS (SLICE / (32 * COLUMNS)) /* warps side by side */
+#define GROUPS (SLICE / (32 * COLUMNS))
+#define TEAMS ((B + ROWS - 1) / ROWS)
+#define RH (TEAMS * ROWS > BP ? TEAMS * ROWS : BP) /* rows of h */
+
+/* Partial sums of the outputs over the columns of a warp: SPLIT lanes share those of OUTS neurons. */
+#define OUTS ((O * SPLIT + 31) / 32)
+#define SUMS (ROWS * OUTS)
+#define REACH (32 * COLUMNS / SPLIT)
+#define STEP (REACH % 4 == 0 ? 4 : REACH % 2 == 0 ? 2 : 1)
+#define SOURCES (CLUSTER * GROUPS)
+#define PLACES ((ROWS * O + 3) / 4 * 4)
+/* EARLY: in the free phase the sums of h_{t+1} leave before those of h_t are waited for. Whoever
+   sends exchange n + 4 has received n + 2 from all, who had then read what came with n. */
+#define EXCHANGES (EARLY ? 4 : 2)
 
 struct ALIGNED(COLUMNS) Columns { real v[COLUMNS]; };
+struct ALIGNED(STEP) Stretch { real v[STEP]; };
+
+/* The sums over SPLIT neighbouring lanes of `size` values; a lane is left with `count` of them. */
+struct Kept { int first, count; };
+template <int size> __device__ __forceinline__ Kept kept_by(u32 lane) {
+    Kept k = {0, size};
+#pragma unroll
+    for (int mask = SPLIT / 2, n = size; mask; mask >>= 1) {
+        int half = (n + 1) / 2;
+        if (lane & mask) { k.first += half; k.count = k.count > half ? k.count - half : 0; }
+        else if (k.count > half) k.count = half;
+        n = half;
+    }
+    return k;
+}
+template <int size> __device__ __forceinline__ void sum_over_lanes(real *v, u32 lane) {
+    int n = size;
+#pragma unroll
+    for (int mask = SPLIT / 2; mask; mask >>= 1) {
+        int half = (n + 1) / 2;
+        bool upper = lane & mask;
+#pragma unroll
+        for (int i = 0; i < (size + 1) / 2; i++)
+            if (i < half) {
+                real low = v[i], high = half + i < n ? v[half + i] : (real)0;
+                real given = upper ? low : high;
+                v[i] = (upper ? high : low) + __shfl_xor_sync(~0u, given, mask);
+            }
+        n = half;
+    }
+}
 
 /* ---- what a multiprocessor holds in its shared memory ---- */
 
@@ -25,18 +71,19 @@ struct Shared {
     __align__(16) real x[NX][BP];         /* transposed */
     union {
         real sums[HALF][BP][SLICE];       /* of the drive, by parts of the pixels */
-        struct { real h[2][BH][SLICE], first_h[BH][SLICE]; }; /* h_t and h_{t+1}; h_0 */
+        struct { real h[2][RH][SLICE], first_h[RH][SLICE]; }; /* h_t and h_{t+1}; h_0 */
     };
     real drive[BP][SLICE];                /* in the nudged phase, with −(c G + c_b) h_0 in it */
-    real wf[OP][SLICE], wb[OP][SLICE];
-    real wf0[OP][SLICE];                  /* before the phase */
-    real other[OP][SLICE];                /* C-VF: wb before the phase; C-EP: h_0ᵀ o_0 */
+    real wf[OP][SLICE], wb[O][SLICE];
+    real wf0[O][SLICE];                   /* before the phase */
+    real other[O][SLICE];                 /* C-VF: wb before the phase; C-EP: h_0ᵀ o_0 */
     __align__(16) unsigned char raw[BP][(NX + 15) / 16 * 16]; /* the next minibatch */
     __align__(16) unsigned char label[(BP + 15) / 16 * 16];
-    __align__(16) real o[2][BH][OP], changed[BH][OP]; /* o_t and o_{t+1}; their difference */
+    __align__(16) real o[2][RH][OP], changed[RH][OP]; /* o_t and o_{t+1}; their difference */
     __align__(16) real spread[BP][BP];    /* inside · (c G + c_b) */
-    real partial[2][CLUSTER][SETS * SET];
-    u64 ready[2];
+    __align__(16) real leaving[TEAMS * GROUPS][PLACES];
+    __align__(16) real partial[EXCHANGES][TEAMS][SOURCES][PLACES];
+    u64 ready[EXCHANGES][TEAMS];
     real y[BP][OP];
     real bx[SLICE], bo[OP], bias[OP];     /* bias: bo as it is at this step */
     real sum_o[OP];                       /* over the minibatch, at the steady state */
@@ -100,6 +147,7 @@ struct Hidden {
                     atomicMax(&m.residual[row + r], BITS(fabs(h.v[c] - m.h[held][row + r][column + c])));
             *(Columns *)&m.h[held ^ 1][row + r][column] = h;
         }
+        __syncwarp();
     }
 
     /* drive(t) = drive + spread · h_t, where the drive stored has −spread · h_0 in it */
@@ -108,19 +156,96 @@ struct Hidden {
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++)
-                if (stored) drive[r][c] = m.drive[safe_row(r)][column + c];
-#pragma unroll 4
-        for (int b = 0; b < B; b++) {
-            Columns h = *(const Columns *)&m.h[held][b][column];
+                if (stored) drive[r][c] = ((const Columns *)&m.drive[safe_row(r)][column])->v[c];
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                real s = sign * m.spread[b][safe_row(r)];
+        for (int b = 0; b < BP; b += 4) {
+            Quad s[ROWS];
 #pragma unroll
-                for (int c = 0; c < COLUMNS; c++) drive[r][c] += s * h.v[c];
+            for (int r = 0; r < ROWS; r++) s[r] = *(const Quad *)&m.spread[safe_row(r)][b];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                Columns h = *(const Columns *)&m.h[held][b + k][column];
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; c++) drive[r][c] += sign * s[r].v[k] * h.v[c];
             }
         }
     }
 };
+
+/* A warp's share of the outputs: sums over its columns for the rows of its team, and all outputs
+   of these rows. Exchange n is the n-th since the launch. */
+struct Answers {
+    Shared &m;
+    const int warp, lane, team, row, column, first_output, source;
+    const Kept kept;
+    real wf[OUTS][REACH];
+
+    __device__ __forceinline__ Answers(Shared &m, int rank)
+        : m(m), warp(threadIdx.x / 32), lane(threadIdx.x % 32), team(warp / GROUPS), row(team * ROWS),
+          column(warp % GROUPS * (32 * COLUMNS) + lane % SPLIT * STEP), first_output(lane / SPLIT * OUTS),
+          source(rank * GROUPS + warp % GROUPS), kept(kept_by<SUMS>(lane % SPLIT)) {}
+
+    __device__ __forceinline__ void read_weights() {
+#pragma unroll
+        for (int o = 0; o < OUTS; o++)
+#pragma unroll
+            for (int q = 0; q < REACH; q += STEP) {
+                Stretch w = *(const Stretch *)&m.wf[first_output + o][column + q * SPLIT];
+#pragma unroll
+                for (int i = 0; i < STEP; i++) wf[o][q + i] = w.v[i];
+            }
+    }
+
+    /* Partial sums, from h, to the same team of every multiprocessor. */
+    __device__ __forceinline__ void send_sums(const real (*h)[SLICE], u32 n) {
+        u64 *ready = &m.ready[n % EXCHANGES][team];
+        real *partial = m.partial[n % EXCHANGES][team][source];
+        if (warp % GROUPS == 0 && lane == 0) expect(ready, SOURCES * (QUADS ? PLACES : ROWS * O));
+        real v[SUMS] = {};
+#pragma unroll
+        for (int q = 0; q < REACH; q += STEP)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                Stretch s = *(const Stretch *)&h[row + r][column + q * SPLIT];
+#pragma unroll
+                for (int o = 0; o < OUTS; o++)
+#pragma unroll
+                    for (int i = 0; i < STEP; i++) v[r * OUTS + o] += s.v[i] * wf[o][q + i];
+            }
+        sum_over_lanes<SUMS>(v, lane % SPLIT);
+#pragma unroll
+        for (int i = 0; i < (SUMS + SPLIT - 1) / SPLIT; i++) {
+            int r = (kept.first + i) / OUTS, o = first_output + (kept.first + i) % OUTS;
+            if (i >= kept.count || o >= O) continue;
+            if (QUADS) m.leaving[warp][r * O + o] = v[i];
+            else
+#pragma unroll
+                for (int to = 0; to < CLUSTER; to++) send(&partial[r * O + o], ready, to, v[i]);
+        }
+        if (!QUADS) return;
+        __syncwarp();
+#pragma unroll
+        for (int k = lane; k < PLACES / 4 * CLUSTER; k += 32) {
+            int place = k % (PLACES / 4) * 4;
+            send_quad((Quad *)&partial[place], ready, k / (PLACES / 4), *(const Quad *)&m.leaving[warp][place]);
+        }
+    }
+    __device__ __forceinline__ void receive_sums(u32 n) const {
+        receive(&m.ready[n % EXCHANGES][team], n / EXCHANGES & 1);
+    }
+    /* What drives output k of the team's. */
+    __device__ __forceinline__ real sum(u32 n, int k) const {
+        real v[4] = {};
+#pragma unroll
+        for (int from = 0; from < SOURCES; from++) v[from % 4] += m.partial[n % EXCHANGES][team][from][k];
+        return (v[0] + v[1]) + (v[2] + v[3]);
+    }
+};
+#define EACH_OUTPUT(k, b, o)                                                         \
+    _Pragma("unroll") for (int k = t % 32; k < ROWS * O; k += 32)                   \
+        if (int b = outputs.row + k / O, o = k % O; b < B)
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     run(const Problem p) {
@@ -139,14 +264,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     read_output_weights(p, m, e, H, first_column);
     for (int j = t; j < SLICE && j < columns; j += THREADS)
         m.bx[j] = p.bx ? p.bx[(i64)e * H + first_column + j] : (real)0;
-    if (t < 2) prepare(&m.ready[t]);
+    if (t < EXCHANGES * TEAMS) prepare(&m.ready[0][0] + t);
     __syncthreads();
     meet(); /* nobody writes to a neighbour that has not cleared its memory */
     if (p.images) fetch_bytes(p, m, e, 0);
 
     Hidden hidden(m, rank);
-    Outputs<Shared> outputs(m, rank);
-    int exchange = 0, phase = 0;
+    Answers outputs(m, rank);
+    u32 n = 0; /* exchanges so far */
     for (int at = 0; at < p.minibatches; at++) {
         STAMP(15)
         read_minibatch(p, m, e, at, first_sample);
@@ -170,8 +295,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         hidden.read_weights();
         outputs.read_weights();
         __syncthreads(); /* h lies where the sums were */
-        for (int k = t; k < 2 * BH * SLICE; k += THREADS) (&m.h[0][0][0])[k] = 0;
-        for (int k = t; k < 2 * BH * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
+        for (int k = t * 4; k < 2 * RH * SLICE; k += THREADS * 4) *(Quad *)(&m.h[0][0][0] + k) = Quad{};
+        for (int k = t; k < 2 * RH * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
         if (t < O) m.bias[t] = m.bo[t];
         __syncthreads();
@@ -185,32 +310,32 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             if (step % 2 == 0) {
                 hidden.next_hidden(now, held, watched);
                 held ^= 1;
-                __syncthreads();
                 continue;
             }
-            outputs.send_sums(m.h[held], exchange);
+            outputs.send_sums(m.h[held], n);
 #else
             const bool watched = step == p.free_steps - 1;
-            outputs.send_sums(m.h[held], exchange);
+            if (!EARLY || step == 0) outputs.send_sums(m.h[held], n);
             STAMP(4)
             hidden.next_hidden(now, held, watched);
             held ^= 1;
-#endif
             STAMP(5)
-            if (t < B * O) receive(&m.ready[exchange], phase >> exchange & 1);
-            for (int k = t; k < B * O; k += THREADS) {
-                int b = k / O, o = k % O;
-                real v = activate(m.bias[o] + outputs.sum(exchange, b, o));
+            if (EARLY && step + 1 < p.free_steps) outputs.send_sums(m.h[held], n + 1);
+#endif
+            STAMP(4)
+            outputs.receive_sums(n);
+            STAMP(6)
+            EACH_OUTPUT(k, b, o) {
+                real v = activate(m.bias[o] + outputs.sum(n, k));
                 if (watched) atomicMax(&m.residual[b], BITS(fabs(v - m.o[now][b][o])));
                 m.o[now ^ 1][b][o] = v;
             }
+            __syncwarp();
             now ^= 1;
-            phase ^= 1 << exchange;
-            exchange ^= 1;
-            STAMP(6)
-            __syncthreads();
+            n++;
             STAMP(7)
         }
+        __syncthreads();
 
         /* ---- what it came to ---- */
         if (at == p.minibatches - 1) {
@@ -225,7 +350,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
-        for (int k = t; k < BH * SLICE; k += THREADS) (&m.first_h[0][0])[k] = (&m.h[held][0][0])[k];
+        for (int k = t * 4; k < RH * SLICE; k += THREADS * 4)
+            *(Quad *)(&m.first_h[0][0] + k) = *(const Quad *)(&m.h[held][0][0] + k);
         if (t < O) m.sum_o[t] = sum_of_output(m, now, t);
 #if CONTINUAL
         hidden.correct_drive(held, -1, false);
@@ -240,22 +366,26 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         __syncthreads();
         STAMP(8)
         for (int step = 0; step < p.nudged_steps; step++) {
-            outputs.send_sums(m.h[held], exchange);
+#if CONTINUAL
+            outputs.read_weights();
+#endif
+            outputs.send_sums(m.h[held], n);
             STAMP(9)
 #if CONTINUAL
             hidden.correct_drive(held, 1, true);
+            hidden.read_weights();
 #endif
             STAMP(10)
             hidden.next_hidden(now, held, false);
             STAMP(11)
-            if (t < B * O) receive(&m.ready[exchange], phase >> exchange & 1);
-            for (int k = t; k < B * O; k += THREADS) {
-                int b = k / O, o = k % O;
-                real v = activate(m.bias[o] + outputs.sum(exchange, b, o));
+            outputs.receive_sums(n);
+            EACH_OUTPUT(k, b, o) {
+                real v = activate(m.bias[o] + outputs.sum(n, k));
                 v += beta * (m.y[b][o] - m.o[now][b][o]);
                 m.o[now ^ 1][b][o] = v;
                 m.changed[b][o] = v - m.o[now][b][o];
             }
+            n++;
             __syncthreads();
             STAMP(12)
 #if VECTOR_FIELD
@@ -265,20 +395,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #endif
             now ^= 1;
             held ^= 1;
-            phase ^= 1 << exchange;
-            exchange ^= 1;
 #if CONTINUAL
             mover.write(c_wf, c_wb, inside, columns);
             if (t >= THREADS - 32 && t - (THREADS - 32) < O) { /* a warp that moves no weights */
                 int o = t - (THREADS - 32);
                 m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now, o) - m.sum_o[o]);
             }
-            __syncthreads();
-            hidden.read_weights();
-            outputs.read_weights();
-#else
-            __syncthreads();
 #endif
+            __syncthreads();
             STAMP(13)
         }
 

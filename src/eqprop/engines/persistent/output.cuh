@@ -1,17 +1,8 @@
-/* The weights between the last hidden layer and the output: partial sums of the outputs over a
-   slice, which the multiprocessors of a cluster exchange, and how the weights move. */
-
-/* Outputs: SPLIT threads share the sums of one output neuron over SET rows of the minibatch. */
-#define SET 5
-#define SETS ((B + SET - 1) / SET * O)
-#define AT_ONCE (THREADS / SPLIT)
-#define PASSES ((SETS + AT_ONCE - 1) / AT_ONCE)
-#define DEPTH (SLICE / SPLIT)
-#define CHUNK (DEPTH % 4 == 0 ? 4 : DEPTH % 2 == 0 ? 2 : 1)
-#define BH ((B + SET - 1) / SET * SET > BP ? (B + SET - 1) / SET * SET : BP) /* rows of h */
+/* The weights between the last hidden layer and the output: reading and writing them, how they move,
+   and what the network answered. */
 
 /* The movement of the hidden weights: WIDTH columns and four outputs a thread. */
-#define WIDTH (SLICE >= 256 ? 2 : 1)
+#define WIDTH (SLICE * (OP / 4) <= THREADS ? 1 : SLICE / 2 * (OP / 4) <= THREADS ? 2 : 4)
 #define MOVERS (SLICE / WIDTH * (OP / 4))
 #define TURNS ((MOVERS + THREADS - 1) / THREADS)
 
@@ -27,36 +18,6 @@ __device__ __forceinline__ real activate(real v) {
 #endif
         case HARD_SIGMOID: return v < 0 ? (real)0 : (v > 1 ? (real)1 : v); /* NaN stays */
         default: return v;
-    }
-}
-
-/* The sums over SPLIT neighbouring lanes of SET values; a lane is left with `count` of them. */
-struct Kept { int first, count; };
-__device__ __forceinline__ Kept kept_by(u32 lane) {
-    Kept k = {0, SET};
-#pragma unroll
-    for (int mask = SPLIT / 2, n = SET; mask; mask >>= 1) {
-        int half = (n + 1) / 2;
-        if (lane & mask) { k.first += half; k.count = k.count > half ? k.count - half : 0; }
-        else if (k.count > half) k.count = half;
-        n = half;
-    }
-    return k;
-}
-__device__ __forceinline__ void sum_over_lanes(real *v, u32 lane) {
-    int n = SET;
-#pragma unroll
-    for (int mask = SPLIT / 2; mask; mask >>= 1) {
-        int half = (n + 1) / 2;
-        bool upper = lane & mask;
-#pragma unroll
-        for (int i = 0; i < (SET + 1) / 2; i++)
-            if (i < half) {
-                real low = v[i], high = half + i < n ? v[half + i] : (real)0;
-                real given = upper ? low : high;
-                v[i] = (upper ? high : low) + __shfl_xor_sync(~0u, given, mask);
-            }
-        n = half;
     }
 }
 
@@ -124,113 +85,50 @@ template <class M> __device__ __forceinline__ real sum_of_output(const M &m, int
     return sum;
 }
 
-/* A thread's share of the outputs. */
-struct ALIGNED(CHUNK) Chunk { real v[CHUNK]; };
-template <class M> struct Outputs {
-    M &m;
-    const int rank, lane;
-    const Kept kept;
-    real wf[PASSES][DEPTH];
-
-    __device__ __forceinline__ Outputs(M &m, int rank)
-        : m(m), rank(rank), lane(threadIdx.x % SPLIT), kept(kept_by(threadIdx.x % SPLIT)) {}
-    __device__ __forceinline__ int set(int pass) const { return threadIdx.x / SPLIT + pass * AT_ONCE; }
-
-    __device__ __forceinline__ void read_weights() {
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-#pragma unroll
-            for (int q = 0; q < DEPTH; q += CHUNK) {
-                Chunk w = *(const Chunk *)&m.wf[set(pass) % O][q * SPLIT + lane * CHUNK];
-#pragma unroll
-                for (int i = 0; i < CHUNK; i++) wf[pass][q + i] = w.v[i];
-            }
-    }
-
-    /* Partial sums of the outputs, from h, to every multiprocessor of the cluster. */
-    __device__ __forceinline__ void send_sums(const real (*h)[SLICE], int exchange) {
-        if (threadIdx.x == 0) expect(&m.ready[exchange], CLUSTER * SETS * SET);
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            int first = set(pass) < SETS ? set(pass) / O * SET : 0;
-            real v[SET] = {};
-#pragma unroll
-            for (int q = 0; q < DEPTH; q += CHUNK)
-#pragma unroll
-                for (int r = 0; r < SET; r++) {
-                    Chunk c = *(const Chunk *)&h[first + r][q * SPLIT + lane * CHUNK];
-#pragma unroll
-                    for (int i = 0; i < CHUNK; i++) v[r] += c.v[i] * wf[pass][q + i];
-                }
-            sum_over_lanes(v, lane);
-            if (set(pass) < SETS)
-#pragma unroll
-                for (int i = 0; i < (SET + SPLIT - 1) / SPLIT; i++)
-                    if (i < kept.count) {
-                        real *place = &m.partial[exchange][rank][set(pass) * SET + kept.first + i];
-#pragma unroll
-                        for (int k = 0; k < CLUSTER; k++) send(place, &m.ready[exchange], k, v[i]);
-                    }
-        }
-    }
-
-    /* What drives output o of sample b, when it has come in from all. */
-    __device__ __forceinline__ real sum(int exchange, int b, int o) const {
-        int k = (b / SET * O + o) * SET + b % SET;
-        real v = 0;
-#pragma unroll
-        for (int source = 0; source < CLUSTER; source++) v += m.partial[exchange][source][k];
-        return v;
-    }
-};
-
 /* The totals that the weights of WIDTH columns and four outputs have moved by, c left out. */
+struct ALIGNED(WIDTH) Span { real v[WIDTH]; };
 template <class M> struct Mover {
     M &m;
-    real f[TURNS][WIDTH][4], b[TURNS][WIDTH][4];
+    real f[TURNS][4][WIDTH], b[TURNS][4][WIDTH];
 
     __device__ __forceinline__ Mover(M &m) : m(m), f{}, b{} {}
     __device__ __forceinline__ int at(int turn) const { return threadIdx.x + turn * THREADS; }
     __device__ __forceinline__ int column(int turn) const { return at(turn) % (SLICE / WIDTH) * WIDTH; }
     __device__ __forceinline__ int output(int turn) const { return at(turn) / (SLICE / WIDTH) * 4; }
+    static __device__ __forceinline__ Span &span(real *place) { return *(Span *)place; }
+    static __device__ __forceinline__ Span span(const real *place) { return *(const Span *)place; }
 
 #define EACH_TURN _Pragma("unroll") for (int turn = 0; turn < TURNS; turn++) if (at(turn) < MOVERS)
-#define EACH_WEIGHT                                      \
-    _Pragma("unroll") for (int w = 0; w < WIDTH; w++)    \
-        _Pragma("unroll") for (int k = 0; k < 4; k++)
+#define EACH_WEIGHT                                   \
+    _Pragma("unroll") for (int k = 0; k < 4; k++)     \
+        _Pragma("unroll") for (int w = 0; w < WIDTH; w++)
+    static constexpr int at_a_time = WIDTH == 1 ? 10 : 4; /* samples */
 
     /* f = hᵀ o_now */
     __device__ __forceinline__ void correlate(const real (*h)[SLICE], int now) {
         EACH_TURN {
-            EACH_WEIGHT f[turn][w][k] = 0;
-#pragma unroll 4
+            EACH_WEIGHT f[turn][k][w] = 0;
+#pragma unroll at_a_time
             for (int i = 0; i < B; i++) {
                 Quad o = *(const Quad *)&m.o[now][i][output(turn)];
-#pragma unroll
-                for (int w = 0; w < WIDTH; w++) {
-                    real h_i = h[i][column(turn) + w];
-#pragma unroll
-                    for (int k = 0; k < 4; k++) f[turn][w][k] += h_i * o.v[k];
-                }
+                Span h_i = span(&h[i][column(turn)]);
+                EACH_WEIGHT f[turn][k][w] += h_i.v[w] * o.v[k];
             }
         }
     }
     /* f += h_tᵀ (o_{t+1} − o_t), b += o_tᵀ (h_{t+1} − h_t) */
     __device__ __forceinline__ void follow(const real (*h)[SLICE], const real (*next)[SLICE], int now) {
         EACH_TURN {
-#pragma unroll 4
+#pragma unroll at_a_time
             for (int i = 0; i < B; i++) {
                 Quad o = *(const Quad *)&m.o[now][i][output(turn)];
                 Quad d = *(const Quad *)&m.changed[i][output(turn)];
+                Span h_i = span(&h[i][column(turn)]), moved = span(&next[i][column(turn)]);
 #pragma unroll
-                for (int w = 0; w < WIDTH; w++) {
-                    real h_i = h[i][column(turn) + w];
-                    real moved = next[i][column(turn) + w] - h_i;
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        f[turn][w][k] += h_i * d.v[k];
-                        b[turn][w][k] += moved * o.v[k];
-                    }
+                for (int w = 0; w < WIDTH; w++) moved.v[w] -= h_i.v[w];
+                EACH_WEIGHT {
+                    f[turn][k][w] += h_i.v[w] * d.v[k];
+                    b[turn][k][w] += moved.v[w] * o.v[k];
                 }
             }
         }
@@ -240,27 +138,43 @@ template <class M> struct Mover {
 #if !VECTOR_FIELD
         correlate(h, now);
 #endif
-        EACH_TURN EACH_WEIGHT {
-            int o = output(turn) + k, j = column(turn) + w;
-            m.wf0[o][j] = m.wf[o][j];
+        EACH_TURN {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int o = output(turn) + k, j = column(turn);
+                if (o >= O) continue;
+                span(&m.wf0[o][j]) = span(&m.wf[o][j]);
 #if VECTOR_FIELD
-            m.other[o][j] = m.wb[o][j];
+                span(&m.other[o][j]) = span(&m.wb[o][j]);
 #else
-            m.other[o][j] = f[turn][w][k];
+#pragma unroll
+                for (int w = 0; w < WIDTH; w++) m.other[o][j + w] = f[turn][k][w];
 #endif
+            }
         }
     }
-    /* W = W(0) + inside · c · total, where there are neurons */
+    /* W = W(0) + inside · c · total, where there are neurons; elsewhere 0 */
     __device__ __forceinline__ void write(real c_f, real c_b, real inside, int columns) {
-        EACH_TURN EACH_WEIGHT {
-            int o = output(turn) + k, j = column(turn) + w;
-            if (o < O && j < columns) {
+        EACH_TURN {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int o = output(turn) + k, j = column(turn);
+                if (o >= O) continue;
+                Span wf = span(&m.wf0[o][j]), other = span(&m.other[o][j]);
+#pragma unroll
+                for (int w = 0; w < WIDTH; w++) {
+                    bool there = j + w < columns;
 #if VECTOR_FIELD
-                real forward = c_f * f[turn][w][k], backward = c_b * b[turn][w][k];
-                m.wb[o][j] = m.other[o][j] + inside * backward;
-                m.wf[o][j] = m.wf0[o][j] + inside * (forward + (TIED ? backward : (real)0));
+                    real forward = c_f * f[turn][k][w], backward = c_b * b[turn][k][w];
+                    other.v[w] = there ? other.v[w] + inside * backward : (real)0;
+                    wf.v[w] = there ? wf.v[w] + inside * (forward + (TIED ? backward : (real)0)) : (real)0;
 #else
-                m.wf[o][j] = m.wf0[o][j] + inside * c_f * (f[turn][w][k] - m.other[o][j]);
+                    wf.v[w] = there ? wf.v[w] + inside * c_f * (f[turn][k][w] - other.v[w]) : (real)0;
+#endif
+                }
+                span(&m.wf[o][j]) = wf;
+#if VECTOR_FIELD
+                span(&m.wb[o][j]) = other;
 #endif
             }
         }

@@ -101,14 +101,14 @@ struct Shared {
     };
     Segment s1[2], s2[2];
     __align__(16) unsigned short zero[8];
-    real h1[3][BH][SLICE], h2[3][BH][SLICE];    /* the slices owned */
+    real h1[3][BP][SLICE], h2[3][BP][SLICE];    /* the slices owned */
     Sums arrived[2][2][GRID][SLICE / 16];       /* partial sums for them, by step, layer, source */
     Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* and for the outputs owned */
     real drive[BP][SLICE];                      /* in the nudged phase, with −(c G + c_b) h1_0 in it */
     real wf[OP][SLICE], wb[OP][SLICE];
     real wf0[OP][SLICE];   /* before the phase */
     real other[OP][SLICE]; /* C-VF: wb before the phase; C-EP: h2_0ᵀ o_0 */
-    real o[2][BH][OP], changed[BH][OP];         /* o_{t+1} − o_t */
+    real o[2][BP][OP], changed[BP][OP];         /* o_{t+1} − o_t */
     __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
     real y[BP][OP];
     real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
@@ -388,7 +388,7 @@ struct Stepper {
 
     /* 2. new states of the slice, 3. to all that need them */
     __device__ __forceinline__ void finish(int layer, int n, bool nudged, bool watched) {
-        real(*h)[BH][SLICE] = layer ? m.h2 : m.h1;
+        real(*h)[BP][SLICE] = layer ? m.h2 : m.h1;
         const int columns = layer ? H2 - (across * SEGMENT + down * SLICE) : H - (down * SEGMENT + across * SLICE);
         const int version = this->version(layer) + 1, now = version & 1 ^ 1;
         for (int k = worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
@@ -607,11 +607,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         s.strip.load(weights);
         for (int k = t; k < BP * SLICE; k += THREADS)
             m.drive[k / SLICE][k % SLICE] = m.sums[0][k / SLICE][k % SLICE] + m.bx[k % SLICE];
-        for (int k = t; k < BH * SLICE; k += THREADS)
+        for (int k = t; k < BP * SLICE; k += THREADS)
             (&m.h1[s.v1() & 1][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k] = 0;
         for (int k = t; k < (int)(sizeof(Segment) / 4); k += THREADS)
             ((u32 *)&m.s1[s.v1() & 1])[k] = ((u32 *)&m.s2[s.v2() & 1])[k] = 0;
-        for (int k = t; k < BH * OP; k += THREADS) (&m.o[s.n1 & 1][0][0])[k] = 0;
+        for (int k = t; k < BP * OP; k += THREADS) (&m.o[s.n1 & 1][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
         if (t < O) m.bias[t] = m.bo[t];
         for (int j = t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
@@ -640,7 +640,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
-        for (int k = t; k < BH * SLICE; k += THREADS) {
+        for (int k = t; k < BP * SLICE; k += THREADS) {
             (&m.h1[FIRST][0][0])[k] = (&m.h1[s.v1() & 1][0][0])[k];
             (&m.h2[FIRST][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k];
         }
