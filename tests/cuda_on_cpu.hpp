@@ -103,6 +103,7 @@ struct Barrier { int missing; unsigned char arrivals, pending, phase; }; /* lies
 static_assert(sizeof(Barrier) == sizeof(u64), "a barrier is as large as the chip's");
 
 template <class T> static void renew(T *&) {}
+static int thread() { return current->thread; }
 static char *shared_memory() { return block().memory.get(); }
 static u32 rank_in_cluster() { return current->block; }
 static void meet() { wait_for_all(cluster, block_size * CLUSTER); }
@@ -184,12 +185,14 @@ static void multiply_add_half(float *c, const u32 *a, u32 b) {
     u32 whole_a[4] = {a[0], a[1], 0, 0}, whole_b[2] = {b, 0};
     multiply_add(c, whole_a, whole_b);
 }
-static void load_matrices(u32 *to, const void *row) {
-    const void *const *rows = gather(row);
+typedef const char *Place;
+static Place place_of(const void *v) { return (Place)v; }
+static void load_matrices(u32 *to, Place row) {
+    const Place *rows = gather(row);
     for (int matrix = 0; matrix < 4; matrix++) to[matrix] = ((const u32 *)rows[matrix * 8 + lane() / 4])[lane() % 4];
 }
-static void load_transposed(u32 *to, const void *row) {
-    const void *const *rows = gather(row);
+static void load_transposed(u32 *to, Place row) {
+    const Place *rows = gather(row);
     for (int matrix = 0; matrix < 4; matrix++) {
         u32 word = 0;
         for (int i = 0; i < 2; i++)

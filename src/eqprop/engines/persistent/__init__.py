@@ -162,6 +162,7 @@ class PersistentEngine(Engine):
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),
+            "RESCALED": int(isinstance(rule, Continual) and rule.rescale is not None),
             "VECTOR_FIELD": int(not isinstance(rule, (EP, ContinualEP))),
             "IN_TURN": int(rule.in_turn),
         }

@@ -9,6 +9,13 @@ __device__ __forceinline__ char *shared_memory() {
 /* Keeps the compiler from computing before a loop, and then storing, what it needs within. */
 template <class T> __device__ __forceinline__ void renew(T *&pointer) { asm volatile("" : "+l"(pointer)); }
 
+/* threadIdx.x, asked for anew: what follows from it need not be kept */
+__device__ __forceinline__ int thread() {
+    int t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
+
 /* ---- clusters of multiprocessors ---- */
 
 __device__ __forceinline__ u32 rank_in_cluster() {
@@ -151,15 +158,17 @@ __device__ __forceinline__ void multiply_add_half(float *c, const u32 *a, u32 b)
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 /* Four 8 × 8 matrices; lane l knows where row l % 8 of matrix l / 8 lies. */
-__device__ __forceinline__ void load_matrices(u32 *to, const void *row) {
+typedef u32 Place;
+__device__ __forceinline__ Place place_of(const void *v) { return address(v); }
+__device__ __forceinline__ void load_matrices(u32 *to, Place row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address(row))
+                 : "r"(row)
                  : "memory");
 }
-__device__ __forceinline__ void load_transposed(u32 *to, const void *row) {
+__device__ __forceinline__ void load_transposed(u32 *to, Place row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address(row))
+                 : "r"(row)
                  : "memory");
 }

@@ -30,6 +30,7 @@
 #define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
 #define ANSWERS (B * (OP / 4)) /* in fours */
 #define ANSWERS_OWNED ((ANSWERS + CLUSTER - 1) / CLUSTER)
+#define WHOLLY (CONTINUAL && !RESCALED) /* the weights move wholly within the phase */
 /* keep the second float16 away from zero */
 #define WEIGHT_SCALE 256
 #define CHANGE_SCALE 1024
@@ -83,6 +84,8 @@ struct __align__(16) Segment {
     }
 };
 #define SLICE_BYTES (B * (u32)sizeof(Segment::Row)) /* of the states of a slice */
+#define COLUMN(j) ((j) / SLICE * BN * (int)sizeof(Segment::Row) + (j) % SLICE * 2) /* from the first, in bytes */
+#define LOW (2 * SLICE)                                                           /* from the high half */
 
 /* Partial sums for sixteen neurons, as a warp computes and sends them. */
 struct __align__(16) Sums {
@@ -100,7 +103,6 @@ struct Shared {
         Segment change[2];          /* of h1 and h2 in a nudged step, times CHANGE_SCALE */
     };
     Segment s1[2], s2[2];
-    __align__(16) unsigned short zero[8];
     real h1[3][BP][SLICE], h2[3][BP][SLICE];    /* the slices owned */
     Sums arrived[2][2][GRID][SLICE / 16];       /* partial sums for them, by step, layer, source */
     Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* and for the outputs owned */
@@ -142,18 +144,21 @@ struct View {
 /* The states that are multiplied in one term of an update, and in a second. */
 struct Terms { const Segment *of[2]; };
 
-/* Sixteen rows of a block, or of its transpose: rows are neurons of one layer, columns of the other.
-   Where a lane holds which number follows mma.m16n8k16: row lane / 4 and 8 below, two neighbouring
-   columns from 2 (lane % 4) on. */
+/* A lane's share of a tile: where it holds which number follows mma.m16n8k16: row lane / 4 and 8
+   below, two neighbouring columns from 2 (lane % 4) on. */
+struct Lane {
+    int warp, lane, row, pair;
+    __device__ __forceinline__ Lane() : warp(thread() / 32), lane(thread() % 32), row(lane / 4), pair(lane % 4 * 2) {}
+};
+
+/* Sixteen rows of a block, or of its transpose: rows are neurons of one layer, columns of the other. */
 struct Strip {
     Shared &m;
-    const int warp, lane, row, pair;
 #ifndef DOUBLE
     u32 high[TILES][4], low[TILES][4];
 #endif
 
-    __device__ __forceinline__ Strip(Shared &m)
-        : m(m), warp(threadIdx.x / 32), lane(threadIdx.x % 32), row(lane / 4), pair(lane % 4 * 2) {}
+    __device__ __forceinline__ Strip(Shared &m) : m(m) {}
 
     __device__ __forceinline__ static real read(const View &w, int i, int j) {
         return w.has(i, j) ? w(i, j) : (real)0;
@@ -164,27 +169,29 @@ struct Strip {
         return s.row(b, column).v[column % SLICE];
     }
     __device__ __forceinline__ void load(const View &w) {
+        const int warp = thread() / 32, lane = thread() % 32;
         for (int i = 0; i < 16; i++)
             for (int j = lane; j < SEGMENT; j += 32) m.strip[warp][i][j] = read(w, i, j);
         __syncwarp();
     }
-    /* sums[n][i]: of row `row` (+ 8 for i > 1) and sample 8 n + pair (+ 1 for odd i) */
-    __device__ __forceinline__ void multiply(const Segment &s, real (*sums)[4]) const {
-        for (int n = 0; n < BN / 8; n++)
-            for (int i = 0; i < 4; i++) {
-                real sum = 0;
-                for (int k = 0; k < SEGMENT; k++)
-                    sum += m.strip[warp][row + i / 2 * 8][k] * entry(s, 8 * n + pair + i % 2, k);
-                sums[n][i] = sum;
-            }
+    /* sums[i]: of row `row` (+ 8 for i > 1) and sample 8 n + pair (+ 1 for odd i) */
+    __device__ __forceinline__ void multiply(const Segment &s, int n, real *sums) const {
+        const Lane l;
+        for (int i = 0; i < 4; i++) {
+            sums[i] = 0;
+            for (int k = 0; k < SEGMENT; k++)
+                sums[i] += m.strip[l.warp][l.row + i / 2 * 8][k] * entry(s, 8 * n + l.pair + i % 2, k);
+        }
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
+        const Lane l;
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < 4; i++)
-                m.strip[warp][row + i / 2 * 8][16 * step + 8 * half + pair + i % 2] += factor * d[half][i];
+                m.strip[l.warp][l.row + i / 2 * 8][16 * step + 8 * half + l.pair + i % 2] += factor * d[half][i];
     }
     __device__ __forceinline__ real value(int step, int half, int i) const {
-        return m.strip[warp][row + i / 2 * 8][16 * step + 8 * half + pair + i % 2];
+        const Lane l;
+        return m.strip[l.warp][l.row + i / 2 * 8][16 * step + 8 * half + l.pair + i % 2];
     }
 #else
     __device__ __forceinline__ void set(int step, int r, float first, float second) {
@@ -192,36 +199,32 @@ struct Strip {
         low[step][r] = halves(first - first_half(high[step][r]), second - second_half(high[step][r]));
     }
     __device__ __forceinline__ void load(const View &w) {
+        const Lane l;
 #pragma unroll
         for (int step = 0; step < TILES; step++)
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                int i = row + r % 2 * 8, j = 16 * step + r / 2 * 8 + pair;
+                int i = l.row + r % 2 * 8, j = 16 * step + r / 2 * 8 + l.pair;
                 set(step, r, WEIGHT_SCALE * read(w, i, j), WEIGHT_SCALE * read(w, i, j + 1));
             }
     }
-    /* The units cut off what they add, so the large products have sums of their own; they take a
-       while, so there are two sums of each kind. */
-    __device__ __forceinline__ void multiply(const Segment &s, real (*sums)[4]) const {
-        const int words = sizeof(Segment::Row) / 2; /* low follows high */
-        const unsigned short *corner = s.rows[0][lane % 8].high + lane / 16 * SLICE + lane / 8 % 2 * 8;
+    /* The units cut off what they add, so the large products have a sum of their own. */
+    __device__ __forceinline__ void multiply(const Segment &s, int n, real *sums) const {
+        const int lane = thread() % 32;
+        real second[4] = {}, third[4] = {};
+        Place corner = place_of(&s.rows[0][8 * n + lane % 8]) + LOW * (lane / 16) + 16 * (lane / 8 % 2);
 #pragma unroll
-        for (int n = 0; n < BN / 8; n++) {
-            real large[2][4] = {}, second[2][4] = {}, third[2][4] = {};
+        for (int i = 0; i < 4; i++) sums[i] = 0;
 #pragma unroll
-            for (int step = 0; step < TILES; step++) {
-                u32 b[4]; /* high, low */
-                load_matrices(b, corner + (16 * step / SLICE * BN + 8 * n) * words + 16 * step % SLICE);
-                multiply_add(large[step % 2], high[step], b);
-                multiply_add(second[step % 2], high[step], b + 2);
-                multiply_add(third[step % 2], low[step], b);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                real small = (second[0][i] + second[1][i]) + (third[0][i] + third[1][i]);
-                sums[n][i] = ((large[0][i] + large[1][i]) + small) * (1.0f / WEIGHT_SCALE);
-            }
+        for (int step = 0; step < TILES; step++) {
+            u32 b[4]; /* high, low */
+            load_matrices(b, corner + COLUMN(16 * step));
+            multiply_add(sums, high[step], b);
+            multiply_add(second, high[step], b + 2);
+            multiply_add(third, low[step], b);
         }
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] = (sums[i] + (second[i] + third[i])) * (1.0f / WEIGHT_SCALE);
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         factor *= WEIGHT_SCALE;
@@ -238,14 +241,11 @@ struct Strip {
         return (1.0f / WEIGHT_SCALE) *
                (i % 2 ? second_half(h) + second_half(l) : first_half(h) + first_half(l));
     }
-#endif
-#ifndef DOUBLE
-    /* Where the row of a matrix lies that this lane speaks for: the samples of one term, of the next. */
-    template <int TERMS>
-    __device__ __forceinline__ const void *place(const Terms &terms, int k, int column, bool low) const {
-        const int term = TERMS > 1 && k >= B, b = k - term * B;
-        const Segment::Row &row = terms.of[term]->row(b < B ? b : 0, column);
-        return b < B ? (low ? row.low : row.high) + column % SLICE : m.zero;
+    /* Where sample k lies, counted through the terms; beyond the last one there are zeros, or
+       numbers that are not used. */
+    template <int TERMS> __device__ __forceinline__ static Place sample(const Terms &terms, int k) {
+        const int term = k >= TERMS * B ? 0 : k / B;
+        return place_of(&terms.of[term]->rows[0][k >= TERMS * B ? B % BN : k - term * B]);
     }
 #endif
 #define EACH_ENTRY                                         \
@@ -253,87 +253,110 @@ struct Strip {
         _Pragma("unroll") for (int i = 0; i < 4; i++)
 
     /* W += c · (aᵀ b + a'ᵀ b'), or minus, or without the second: a for rows, b for columns. In the
-       strip by `inside` of it, and wholly in `weights` where there are any. */
-    template <int TERMS, bool MINUS>
-    __device__ __forceinline__ void move(const Terms &a, const Terms &b, int first_row, real c, real inside,
-        const View *weights) {
+       strip, or in `weights`. */
+    template <int TERMS, bool MINUS, bool HERE>
+    __device__ __forceinline__ void move(const Terms &a, const Terms &b, int first_row, real c, const View &weights) {
+        const Lane l;
 #ifndef DOUBLE
-        const int eights = (TERMS * B + 7) / 8, matrix = lane / 8, line = lane % 8; /* of samples */
-        u32 a_high[(eights + 1) / 2][4], a_low[(eights + 1) / 2][4];
+        const int eights = (TERMS * B + 7) / 8, pairs = (eights + 1) / 2, matrix = l.lane / 8, line = l.lane % 8;
+        u32 a_high[pairs][4], a_low[pairs][4];
+        Place b_at[pairs];
 #pragma unroll
-        for (int k = 0; k < eights; k += 2) {
-            int sample = 8 * k + matrix / 2 * 8 + line, column = first_row + matrix % 2 * 8;
-            load_transposed(a_high[k / 2], place<TERMS>(a, sample, column, false));
-            load_transposed(a_low[k / 2], place<TERMS>(a, sample, column, true));
+        for (int k = 0; k < pairs; k++) {
+            Place a_at = sample<TERMS>(a, 16 * k + matrix / 2 * 8 + line) + COLUMN(first_row) + 16 * (matrix % 2);
+            b_at[k] = sample<TERMS>(b, 16 * k + matrix % 2 * 8 + line) + 16 * (matrix / 2);
+            load_transposed(a_high[k], a_at);
+            load_transposed(a_low[k], a_at + LOW);
             if (MINUS)
 #pragma unroll
                 for (int r = 0; r < 4; r++) { /* the signs of the second term */
-                    int first = 8 * k + r / 2 * 8 + pair;
+                    int first = 16 * k + r / 2 * 8 + l.pair;
                     u32 signs = (first >= B ? 0x8000u : 0) | (first + 1 >= B ? 0x80000000u : 0);
-                    a_high[k / 2][r] ^= signs;
-                    a_low[k / 2][r] ^= signs;
+                    a_high[k][r] ^= signs;
+                    a_low[k][r] ^= signs;
                 }
         }
 #endif
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
-            real d[2][4] = {}, small[2][4] = {};
+            real d[2][4] = {};
 #ifdef DOUBLE
             EACH_ENTRY for (int k = 0; k < TERMS * B; k++) {
-                real product = entry(*a.of[k / B], k % B, first_row + row + i / 2 * 8) *
-                               entry(*b.of[k / B], k % B, 16 * step + 8 * half + pair + i % 2);
+                real product = entry(*a.of[k / B], k % B, first_row + l.row + i / 2 * 8) *
+                               entry(*b.of[k / B], k % B, 16 * step + 8 * half + l.pair + i % 2);
                 d[half][i] += MINUS && k >= B ? -product : product;
             }
 #else
+            real small[2][4] = {};
 #pragma unroll
-            for (int k = 0; k < eights; k += 2) {
-                int sample = 8 * k + matrix % 2 * 8 + line, column = 16 * step + matrix / 2 * 8;
+            for (int k = 0; k < pairs; k++) {
                 u32 b_high[4], b_low[4];
-                load_transposed(b_high, place<TERMS>(b, sample, column, false));
-                load_transposed(b_low, place<TERMS>(b, sample, column, true));
+                load_transposed(b_high, b_at[k] + COLUMN(16 * step));
+                load_transposed(b_low, b_at[k] + COLUMN(16 * step) + LOW);
 #pragma unroll
                 for (int product = 0; product < 3; product++)
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        const u32 *left = product == 2 ? a_low[k / 2] : a_high[k / 2];
+                        const u32 *left = product == 2 ? a_low[k] : a_high[k];
                         const u32 *right = (product == 1 ? b_low : b_high) + 2 * half;
                         real *sum = product ? small[half] : d[half];
-                        if (k + 1 < eights) multiply_add(sum, left, right);
+                        if (2 * k + 1 < eights) multiply_add(sum, left, right);
                         else multiply_add_half(sum, left, *right);
                     }
             }
             EACH_ENTRY d[half][i] += small[half][i];
 #endif
-            if (inside != 0) add(step, d, inside * c);
-            if (weights) EACH_ENTRY {
-                int r = row + i / 2 * 8, k = 16 * step + 8 * half + pair + i % 2;
-                if (weights->has(r, k)) (*weights)(r, k) += c * d[half][i];
+            if (HERE) add(step, d, c);
+            else EACH_ENTRY {
+                int r = l.row + i / 2 * 8, k = 16 * step + 8 * half + l.pair + i % 2;
+                if (weights.has(r, k)) weights(r, k) += c * d[half][i];
             }
         }
     }
     __device__ __forceinline__ void write(const View &weights) const {
+        const Lane l;
 #pragma unroll
         for (int step = 0; step < TILES; step++) EACH_ENTRY {
-            int r = row + i / 2 * 8, k = 16 * step + 8 * half + pair + i % 2;
+            int r = l.row + i / 2 * 8, k = 16 * step + 8 * half + l.pair + i % 2;
             if (weights.has(r, k)) weights(r, k) = value(step, half, i);
         }
     }
+};
+
+/* The place of a thread in its network: found again where it is needed, as registers are scarce. */
+struct Where {
+    int rank, down, across;
+    bool forward;
+    int worker, first_row; /* in its direction; of the segment that it drives */
+    __device__ __forceinline__ Where() {
+        int t = thread();
+        rank = rank_in_cluster(), down = rank / GRID, across = rank % GRID;
+        forward = t < 32 * TILES, worker = t % (32 * TILES), first_row = worker / 32 * 16;
+    }
+};
+
+/* Where the sums of a warp go, n-th step: to their owner, by way of a place here if it is another. */
+struct Route {
+    int to;
+    bool leaves;
+    Sums &there, &here;
+    __device__ __forceinline__ Route(Shared &m, int layer, int n, const Where &w = Where())
+        : Route(m, layer, n, w, w.first_row / SLICE, w.first_row % SLICE / 16, layer ? w.down : w.across) {}
+    __device__ __forceinline__ Route(Shared &m, int layer, int n, const Where &w, int owner, int part, int own)
+        : to(layer ? owner * GRID + w.across : w.down * GRID + owner), leaves(owner != own),
+          there(m.arrived[n & 1][layer][own][part]),
+          here(leaves ? m.outgoing[n & 1][layer][(owner - own + GRID) % GRID - 1][part] : there) {}
 };
 
 /* What a thread does in a step. */
 struct Stepper {
     Shared &m;
     const Problem &p;
-    const int rank, down, across;
-    const bool forward;
-    const int worker, first_row; /* in its direction; of the segment that it drives */
     Strip strip;
     int n1 = 0, n2 = 0; /* steps that h1 and the outputs have made, and h2 */
     int again = 0;      /* how often states were sent for another reason */
 
-    __device__ __forceinline__ Stepper(Shared &m, const Problem &p, int rank)
-        : m(m), p(p), rank(rank), down(rank / GRID), across(rank % GRID), forward(threadIdx.x < 32 * TILES),
-          worker(threadIdx.x % (32 * TILES)), first_row(worker / 32 * 16), strip(m) {}
+    __device__ __forceinline__ Stepper(Shared &m, const Problem &p) : m(m), p(p), strip(m) {}
 
     __device__ __forceinline__ static void wait(u64 *ready, int version) {
         receive(&ready[version & 1], version - 1 >> 1 & 1);
@@ -351,47 +374,49 @@ struct Stepper {
 
     /* The slice owned is in the segment of this version: to all others that hold it. */
     __device__ __forceinline__ void publish(int layer, int version) {
+        const Where w;
         Segment &s = layer ? m.s2[version & 1] : m.s1[version & 1];
         u64 *ready = &m.states_ready[layer][version & 1];
         show();
         meet_some(1 + layer, 32 * FINISHERS);
-        if (worker == 0) expect(ready, (GRID - 1) * SLICE_BYTES / sizeof(real));
-        if (worker < GRID && worker != (layer ? down : across)) {
-            void *mine = s.rows[layer ? down : across];
-            send_block(mine, mine, SLICE_BYTES, ready, layer ? worker * GRID + across : down * GRID + worker);
+        if (w.worker == 0) expect(ready, (GRID - 1) * SLICE_BYTES / sizeof(real));
+        if (w.worker < GRID && w.worker != (layer ? w.down : w.across)) {
+            void *mine = s.rows[layer ? w.down : w.across];
+            send_block(mine, mine, SLICE_BYTES, ready, layer ? w.worker * GRID + w.across : w.down * GRID + w.worker);
         }
     }
 
     /* 1. a layer is driven from the other, s, in its n-th step */
     __device__ __forceinline__ void send_sums(int layer, int n, const Segment &s) {
-        real sums[BN / 8][4];
-        strip.multiply(s, sums);
-        const int owner = first_row / SLICE, to = layer ? owner * GRID + across : down * GRID + owner;
-        const int part = first_row % SLICE / 16, others = (owner - (layer ? down : across) + GRID) % GRID;
-        Sums &there = m.arrived[n & 1][layer][layer ? down : across][part];
-        Sums &here = others ? m.outgoing[n & 1][layer][others - 1][part] : there;
-#pragma unroll
-        for (int k = 0; k < BN / 8; k++)
+#pragma unroll 1
+        for (int k = 0; k < BN / 8; k++) {
+            real sums[4];
+            strip.multiply(s, k, sums);
+            Sums &here = Route(m, layer, n).here;
+            const Lane l;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int b = 8 * k + strip.pair + i % 2;
-                if (b < B) *here.at(b, strip.row + i / 2 * 8) = sums[k][i];
+                int b = 8 * k + l.pair + i % 2;
+                if (b < B) *here.at(b, l.row + i / 2 * 8) = sums[i];
             }
+        }
+        const Route route(m, layer, n);
         u64 *ready = &m.sums_ready[layer][n & 1];
-        if (others) show();
+        if (route.leaves) show();
         __syncwarp();
-        if (strip.lane == 0) {
-            if (others) send_block(&there, &here, SUMS_BYTES, ready, to);
+        if (thread() % 32 == 0) {
+            if (route.leaves) send_block(&route.there, &route.here, SUMS_BYTES, ready, route.to);
             else arrive(ready);
         }
     }
 
     /* 2. new states of the slice, 3. to all that need them */
     __device__ __forceinline__ void finish(int layer, int n, bool nudged, bool watched) {
+        const Where w;
         real(*h)[BP][SLICE] = layer ? m.h2 : m.h1;
-        const int columns = layer ? H2 - (across * SEGMENT + down * SLICE) : H - (down * SEGMENT + across * SLICE);
+        const int columns = layer ? H2 - (w.across * SEGMENT + w.down * SLICE) : H - (w.down * SEGMENT + w.across * SLICE);
         const int version = this->version(layer) + 1, now = version & 1 ^ 1;
-        for (int k = worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
+        for (int k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
             int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
             Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j];
             if (layer) {
@@ -431,7 +456,7 @@ struct Stepper {
                 v.v[i] = j + i < columns ? activate(v.v[i]) : (real)0;
                 if (watched) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - h[now][b][j + i])));
             }
-            (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? down : across) * SLICE + j, v);
+            (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? w.down : w.across) * SLICE + j, v);
             *(Quad *)&h[version & 1][b][j] = v;
         }
         publish(layer, version);
@@ -439,13 +464,14 @@ struct Stepper {
 
     /* the n-th outputs, which follow from h2: partial sums */
     __device__ __forceinline__ void send_answers(int n) {
-        const int worker = this->worker - 32 * (TILES - ANSWERERS), part = worker % 4;
+        const Where w;
+        const int me = w.worker - 32 * (TILES - ANSWERERS), part = me % 4;
         for (int first = 0; first < B; first += 8 * ANSWERERS) {
-            const int sample = first + worker / 4, b = sample < B ? sample : 0;
+            const int sample = first + me / 4, b = sample < B ? sample : 0;
             real v[OP] = {};
 #pragma unroll
             for (int c = 0; c < SLICE; c += 16) {
-                Quad h = m.s2[v2() & 1].quad(b, down * SLICE + c + 4 * part);
+                Quad h = m.s2[v2() & 1].quad(b, w.down * SLICE + c + 4 * part);
 #pragma unroll
                 for (int o = 0; o < O; o++) {
                     Quad w = *(const Quad *)&m.wf[o][c + 4 * part];
@@ -462,22 +488,23 @@ struct Stepper {
             for (int k = 0; k < OP / 4; k++) { /* four outputs a lane */
                 int at = b * (OP / 4) + k;
                 if (part == k % 4 && sample < B)
-                    send_quad(&m.answers[n & 1][at / CLUSTER][rank], &m.answers_ready[n & 1], at % CLUSTER,
+                    send_quad(&m.answers[n & 1][at / CLUSTER][w.rank], &m.answers_ready[n & 1], at % CLUSTER,
                               {v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]});
             }
         }
     }
     /* those owned, to each multiprocessor */
     __device__ __forceinline__ void answer(int n, bool nudged, bool watched, real beta) {
-        const int worker = this->worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
-        const int owned = rank < ANSWERS ? (ANSWERS - 1 - rank) / CLUSTER + 1 : 0;
-        if (worker == 0) {
+        const Where w;
+        const int me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
+        const int owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
+        if (me == 0) {
             expect(&m.outputs_ready[n & 1], B * OP);
             if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
         }
-        for (int k = worker; k < owned * CLUSTER; k += 32 * ANSWERERS) {
+        for (int k = me; k < owned * CLUSTER; k += 32 * ANSWERERS) {
             wait(m.answers_ready, n);
-            const int slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + rank;
+            const int slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + w.rank;
             const int b = at / (OP / 4), o = at % (OP / 4) * 4;
             Quad v = *(const Quad *)&m.bias[o];
 #pragma unroll
@@ -499,21 +526,22 @@ struct Stepper {
        computes while the messages of the other are on their way. */
     __device__ __forceinline__ void step(
         bool moves1, bool moves2, bool nudged, bool watched, real beta, bool later = false) {
-        if (forward ? moves2 : moves1) {
-            const int layer = forward, n = 1 + (layer ? n2 : n1);
+        const Where w;
+        if (w.forward ? moves2 : moves1) {
+            const int layer = w.forward, n = 1 + (layer ? n2 : n1);
             STAMP(5)
             wait(m.states_ready[layer ^ 1], version(layer ^ 1));
-            if (later && !forward) wait(m.sums_ready[1], n2 + 1);
+            if (later && !w.forward) wait(m.sums_ready[1], n2 + 1);
             STAMP(0)
-            if (worker == 0)
+            if (w.worker == 0)
                 expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
             send_sums(layer, n, layer ? m.s1[v1() & 1] : m.s2[v2() & 1]);
             STAMP(1)
-            if (worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
+            if (w.worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
             STAMP(4)
         }
-        if (moves1 && worker >= 32 * (TILES - ANSWERERS)) {
-            if (forward) {
+        if (moves1 && w.worker >= 32 * (TILES - ANSWERERS)) {
+            if (w.forward) {
                 wait(m.states_ready[1], v2());
                 send_answers(n1 + 1);
             } else {
@@ -525,15 +553,28 @@ struct Stepper {
         n2 += moves2;
     }
 
+    /* The weights of the strip in global memory. */
+    __device__ __forceinline__ View weights(int e) const {
+        const Where w;
+        real *at = w.forward || TIED ? p.wm : p.wn;
+        renew(at);
+        const int rows = w.down * SEGMENT, columns = w.across * SEGMENT; /* of [H, H2] */
+        at += (i64)e * H * H2;
+        if (w.forward) return {at + (i64)rows * H2 + columns + w.first_row, 1, H2, H2 - columns - w.first_row, H - rows};
+        if (TIED) return {at + (i64)(rows + w.first_row) * H2 + columns, H2, 1, H - rows - w.first_row, H2 - columns};
+        return {at + (i64)columns * H + rows + w.first_row, 1, H, H - rows - w.first_row, H2 - columns}; /* of [H2, H] */
+    }
+
     /* The steady states come again, as the next version of all. */
     __device__ __forceinline__ void recall() {
         meet(); /* nobody reads the version before the last any more */
-        const int layer = forward, version = this->version(layer) + 1;
-        if (worker < 32 * FINISHERS) {
-            for (int k = worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
+        const Where w;
+        const int layer = w.forward, version = this->version(layer) + 1;
+        if (w.worker < 32 * FINISHERS) {
+            for (int k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
                 int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
                 Quad first = *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j];
-                (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? down : across) * SLICE + j, first);
+                (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? w.down : w.across) * SLICE + j, first);
             }
             publish(layer, version);
         }
@@ -575,36 +616,20 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     meet(); /* nobody writes to a neighbour that has not cleared its memory */
     if (p.images) fetch_bytes(p, m, e, 0);
 
-    Stepper s(m, p, rank);
-    View weights;
-    if (s.forward || TIED) {
-        int rows = down * SEGMENT, columns = across * SEGMENT; /* of [H, H2] */
-        real *at = p.wm + (i64)e * H * H2 + (i64)rows * H2 + columns;
-        weights = s.forward ? View{at + s.first_row, 1, H2, H2 - columns - s.first_row, H - rows}
-                            : View{at + (i64)s.first_row * H2, H2, 1, H - rows - s.first_row, H2 - columns};
-    } else {
-        int rows = across * SEGMENT, columns = down * SEGMENT; /* of [H2, H] */
-        real *at = p.wn + (i64)e * H * H2 + (i64)rows * H + columns;
-        weights = View{at + s.first_row, 1, H, H - columns - s.first_row, H2 - rows};
-    }
-
+    Stepper s(m, p);
     for (int at = 0; at < p.minibatches; at++) {
         STAMP(15)
-        renew(weights.at);
         read_minibatch(p, m, e, at, first_sample);
         STAMP(8)
         if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
         const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
-        const real c_wx = p.rate_wx[e] / beta, c_bx = p.rate_bx[e] / beta, c_bm = p.rate_bm[e] / beta;
-        const real c_m = (s.forward ? p.rate_wm[e] : p.rate_wn[e]) / beta;
-        const real c_wf = p.rate_wf[e] / beta, c_wb = p.rate_wb[e] / beta, c_bo = p.rate_bo[e] / beta;
 #if CONTINUAL
-        if (p.nudged_steps) spread(m, inside * c_wx, inside * c_bx);
+        if (p.nudged_steps) spread(m, inside * (p.rate_wx[e] / beta), inside * (p.rate_bx[e] / beta));
 #endif
         STAMP(9)
         input_drive(wx, m, first1);
         STAMP(10)
-        s.strip.load(weights);
+        s.strip.load(s.weights(e));
         for (int k = t; k < BP * SLICE; k += THREADS)
             m.drive[k / SLICE][k % SLICE] = m.sums[0][k / SLICE][k % SLICE] + m.bx[k % SLICE];
         for (int k = t; k < BP * SLICE; k += THREADS)
@@ -640,6 +665,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
+        const real c_wx = p.rate_wx[e] / beta, c_bx = p.rate_bx[e] / beta, c_bm = p.rate_bm[e] / beta;
+        const real c_m = (Where().forward ? p.rate_wm[e] : p.rate_wn[e]) / beta;
+        const real c_wf = p.rate_wf[e] / beta, c_wb = p.rate_wb[e] / beta, c_bo = p.rate_bo[e] / beta;
         for (int k = t; k < BP * SLICE; k += THREADS) {
             (&m.h1[FIRST][0][0])[k] = (&m.h1[s.v1() & 1][0][0])[k];
             (&m.h2[FIRST][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k];
@@ -669,7 +697,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             const bool last = step == p.nudged_steps - 1;
             const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
             /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
-            const bool moves = VECTOR_FIELD || (CONTINUAL && (inside == 1 || !last));
+            const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
             if (moves)
                 for (int k = t; k < 2 * BN * (SEGMENT / 4); k += THREADS) {
                     int layer = k / (BN * (SEGMENT / 4)), b = k / (SEGMENT / 4) % BN, column = k % (SEGMENT / 4) * 4;
@@ -684,14 +712,18 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             __syncthreads();
             STAMP(13)
             if (moves) {
-                const Segment *change = &m.change[s.forward];
+                const Where w;
+                const Segment *change = &m.change[w.forward];
 #if VECTOR_FIELD
-                s.strip.move<1, false>({{change}}, {{s.forward ? &m.s1[before1] : &m.s2[before2]}}, s.first_row,
-                                       c_m / CHANGE_SCALE, inside, inside == 1 ? 0 : &weights);
+                const Terms posts = {{change}}, pres = {{w.forward ? &m.s1[before1] : &m.s2[before2]}};
+                if (CONTINUAL)
+                    s.strip.move<1, false, true>(posts, pres, w.first_row, inside * c_m / CHANGE_SCALE, {});
+                if (!WHOLLY)
+                    s.strip.move<1, false, false>(posts, pres, w.first_row, c_m / CHANGE_SCALE, s.weights(e));
 #else
-                s.strip.move<2, false>({{change, s.forward ? &m.s2[before2] : &m.s1[before1]}},
-                                       {{s.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!s.forward]}},
-                                       s.first_row, c_m / CHANGE_SCALE, inside, 0);
+                const Terms posts = {{change, w.forward ? &m.s2[before2] : &m.s1[before1]}};
+                const Terms pres = {{w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]}};
+                s.strip.move<2, false, true>(posts, pres, w.first_row, inside * c_m / CHANGE_SCALE, {});
 #endif
             }
             STAMP(14)
@@ -717,14 +749,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 
         /* ---- the update ---- */
         const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1;
-        if (inside == 1) {
-            if (s.forward || !TIED) s.strip.write(weights);
-        } else if (!VECTOR_FIELD) {
-            s.recall();
-            if (s.forward)
-                s.strip.move<2, true>({{&m.s2[now2], &m.s2[now2 ^ 1]}}, {{&m.s1[now1], &m.s1[now1 ^ 1]}}, s.first_row,
-                                      c_m, 0, &weights);
-        }
+#if WHOLLY
+        if (Where().forward || !TIED) s.strip.write(s.weights(e));
+#elif !VECTOR_FIELD
+        s.recall();
+        if (const Where w; w.forward)
+            s.strip.move<2, true, false>({{&m.s2[now2], &m.s2[now2 ^ 1]}}, {{&m.s1[now1], &m.s1[now1 ^ 1]}}, w.first_row,
+                                         c_m, s.weights(e));
+#endif
         mover.write(c_wf, c_wb, 1, columns2);
         for (int j = t; j < SLICE; j += THREADS) {
             real sum1 = 0, sum2 = -m.sum_m[j];
