@@ -121,6 +121,7 @@ struct Shared {
     u32 lit[(NX + 31) / 32 + 1];
     short active[NX];
     int actives;
+    real nowhere;
     unsigned char label[BP];
     double wrong[BP], loss[BP];
 #ifdef DOUBLE
@@ -142,7 +143,7 @@ struct View {
 };
 
 /* The states that are multiplied in one term of an update, and in a second. */
-struct Terms { const Segment *of[2]; };
+struct Terms { const Segment *first, *second; };
 
 /* A lane's share of a tile: where it holds which number follows mma.m16n8k16: row lane / 4 and 8
    below, two neighbouring columns from 2 (lane % 4) on. */
@@ -215,13 +216,15 @@ struct Strip {
         Place corner = place_of(&s.rows[0][8 * n + lane % 8]) + LOW * (lane / 16) + 16 * (lane / 8 % 2);
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] = 0;
+        u32 b[3][4]; /* high, low, for this step and the two that follow */
+        load_matrices(b[0], corner);
+        if (TILES > 1) load_matrices(b[1], corner + COLUMN(16));
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
-            u32 b[4]; /* high, low */
-            load_matrices(b, corner + COLUMN(16 * step));
-            multiply_add(sums, high[step], b);
-            multiply_add(second, high[step], b + 2);
-            multiply_add(third, low[step], b);
+            if (step + 2 < TILES) load_matrices(b[(step + 2) % 3], corner + COLUMN(16 * (step + 2)));
+            multiply_add(sums, high[step], b[step % 3]);
+            multiply_add(second, high[step], b[step % 3] + 2);
+            multiply_add(third, low[step], b[step % 3]);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] = (sums[i] + (second[i] + third[i])) * (1.0f / WEIGHT_SCALE);
@@ -244,8 +247,9 @@ struct Strip {
     /* Where sample k lies, counted through the terms; beyond the last one there are zeros, or
        numbers that are not used. */
     template <int TERMS> __device__ __forceinline__ static Place sample(const Terms &terms, int k) {
-        const int term = k >= TERMS * B ? 0 : k / B;
-        return place_of(&terms.of[term]->rows[0][k >= TERMS * B ? B % BN : k - term * B]);
+        const bool beyond = k >= TERMS * B, second = TERMS > 1 && k >= B && !beyond;
+        const Place rows = second ? place_of(terms.second) : place_of(terms.first);
+        return rows + (int)sizeof(Segment::Row) * (beyond ? B % BN : second ? k - B : k);
     }
 #endif
 #define EACH_ENTRY                                         \
@@ -282,8 +286,8 @@ struct Strip {
             real d[2][4] = {};
 #ifdef DOUBLE
             EACH_ENTRY for (int k = 0; k < TERMS * B; k++) {
-                real product = entry(*a.of[k / B], k % B, first_row + l.row + i / 2 * 8) *
-                               entry(*b.of[k / B], k % B, 16 * step + 8 * half + l.pair + i % 2);
+                real product = entry(k < B ? *a.first : *a.second, k % B, first_row + l.row + i / 2 * 8) *
+                               entry(k < B ? *b.first : *b.second, k % B, 16 * step + 8 * half + l.pair + i % 2);
                 d[half][i] += MINUS && k >= B ? -product : product;
             }
 #else
@@ -397,7 +401,7 @@ struct Stepper {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int b = 8 * k + l.pair + i % 2;
-                if (b < B) *here.at(b, l.row + i / 2 * 8) = sums[i];
+                *(b < B ? here.at(b, l.row + i / 2 * 8) : &m.nowhere) = sums[i];
             }
         }
         const Route route(m, layer, n);
@@ -715,14 +719,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 const Where w;
                 const Segment *change = &m.change[w.forward];
 #if VECTOR_FIELD
-                const Terms posts = {{change}}, pres = {{w.forward ? &m.s1[before1] : &m.s2[before2]}};
+                const Terms posts = {change, 0}, pres = {w.forward ? &m.s1[before1] : &m.s2[before2], 0};
                 if (CONTINUAL)
                     s.strip.move<1, false, true>(posts, pres, w.first_row, inside * c_m / CHANGE_SCALE, {});
                 if (!WHOLLY)
                     s.strip.move<1, false, false>(posts, pres, w.first_row, c_m / CHANGE_SCALE, s.weights(e));
 #else
-                const Terms posts = {{change, w.forward ? &m.s2[before2] : &m.s1[before1]}};
-                const Terms pres = {{w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]}};
+                const Terms posts = {change, w.forward ? &m.s2[before2] : &m.s1[before1]};
+                const Terms pres = {w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]};
                 s.strip.move<2, false, true>(posts, pres, w.first_row, inside * c_m / CHANGE_SCALE, {});
 #endif
             }
@@ -754,7 +758,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #elif !VECTOR_FIELD
         s.recall();
         if (const Where w; w.forward)
-            s.strip.move<2, true, false>({{&m.s2[now2], &m.s2[now2 ^ 1]}}, {{&m.s1[now1], &m.s1[now1 ^ 1]}}, w.first_row,
+            s.strip.move<2, true, false>({&m.s2[now2], &m.s2[now2 ^ 1]}, {&m.s1[now1], &m.s1[now1 ^ 1]}, w.first_row,
                                          c_m, s.weights(e));
 #endif
         mover.write(c_wf, c_wb, 1, columns2);
