@@ -103,7 +103,7 @@ struct Barrier { int missing; unsigned char arrivals, pending, phase; }; /* lies
 static_assert(sizeof(Barrier) == sizeof(u64), "a barrier is as large as the chip's");
 
 template <class T> static void renew(T *&) {}
-static int thread() { return current->thread; }
+static u32 thread() { return current->thread; }
 static char *shared_memory() { return block().memory.get(); }
 static u32 rank_in_cluster() { return current->block; }
 static void meet() { wait_for_all(cluster, block_size * CLUSTER); }

@@ -10,8 +10,8 @@ __device__ __forceinline__ char *shared_memory() {
 template <class T> __device__ __forceinline__ void renew(T *&pointer) { asm volatile("" : "+l"(pointer)); }
 
 /* threadIdx.x, asked for anew: what follows from it need not be kept */
-__device__ __forceinline__ int thread() {
-    int t;
+__device__ __forceinline__ u32 thread() {
+    u32 t;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
     return t;
 }

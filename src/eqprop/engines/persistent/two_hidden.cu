@@ -58,10 +58,10 @@ struct __align__(16) Segment {
 #else
     struct Row { unsigned short high[SLICE], low[SLICE], space[8]; } rows[GRID][BN];
 #endif
-    __device__ __forceinline__ const Row &row(int b, int column) const { return rows[column / SLICE][b]; }
-    __device__ __forceinline__ Row &row(int b, int column) { return rows[column / SLICE][b]; }
+    __device__ __forceinline__ const Row &row(u32 b, u32 column) const { return rows[column / SLICE][b]; }
+    __device__ __forceinline__ Row &row(u32 b, u32 column) { return rows[column / SLICE][b]; }
 
-    __device__ __forceinline__ Quad quad(int b, int column) const {
+    __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
         const Row &r = row(b, column);
 #ifdef DOUBLE
         return *(const Quad *)&r.v[column % SLICE];
@@ -71,7 +71,7 @@ struct __align__(16) Segment {
                 first_half(h.v[1]) + first_half(l.v[1]), second_half(h.v[1]) + second_half(l.v[1])};
 #endif
     }
-    __device__ __forceinline__ void set(int b, int column, const Quad &q) {
+    __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) {
         Row &r = row(b, column);
 #ifdef DOUBLE
         *(Quad *)&r.v[column % SLICE] = q;
@@ -91,7 +91,7 @@ struct __align__(16) Segment {
 struct __align__(16) Sums {
     real v[BP][16];
     /* where fours of neighbouring neurons stay together, and lanes that write do not meet */
-    __device__ __forceinline__ real *at(int b, int neuron) { return &v[b][neuron ^ (b / 2 % 2 * 8)]; }
+    __device__ __forceinline__ real *at(u32 b, u32 neuron) { return &v[b][neuron ^ (b / 2 % 2 * 8)]; }
 };
 #define SUMS_BYTES (B * 16 * (u32)sizeof(real))
 
@@ -121,7 +121,6 @@ struct Shared {
     u32 lit[(NX + 31) / 32 + 1];
     short active[NX];
     int actives;
-    real nowhere;
     unsigned char label[BP];
     double wrong[BP], loss[BP];
 #ifdef DOUBLE
@@ -148,7 +147,7 @@ struct Terms { const Segment *first, *second; };
 /* A lane's share of a tile: where it holds which number follows mma.m16n8k16: row lane / 4 and 8
    below, two neighbouring columns from 2 (lane % 4) on. */
 struct Lane {
-    int warp, lane, row, pair;
+    u32 warp, lane, row, pair;
     __device__ __forceinline__ Lane() : warp(thread() / 32), lane(thread() % 32), row(lane / 4), pair(lane % 4 * 2) {}
 };
 
@@ -170,7 +169,7 @@ struct Strip {
         return s.row(b, column).v[column % SLICE];
     }
     __device__ __forceinline__ void load(const View &w) {
-        const int warp = thread() / 32, lane = thread() % 32;
+        const u32 warp = thread() / 32, lane = thread() % 32;
         for (int i = 0; i < 16; i++)
             for (int j = lane; j < SEGMENT; j += 32) m.strip[warp][i][j] = read(w, i, j);
         __syncwarp();
@@ -211,7 +210,7 @@ struct Strip {
     }
     /* The units cut off what they add, so the large products have a sum of their own. */
     __device__ __forceinline__ void multiply(const Segment &s, int n, real *sums) const {
-        const int lane = thread() % 32;
+        const u32 lane = thread() % 32;
         real second[4] = {}, third[4] = {};
         Place corner = place_of(&s.rows[0][8 * n + lane % 8]) + LOW * (lane / 16) + 16 * (lane / 8 % 2);
 #pragma unroll
@@ -246,10 +245,10 @@ struct Strip {
     }
     /* Where sample k lies, counted through the terms; beyond the last one there are zeros, or
        numbers that are not used. */
-    template <int TERMS> __device__ __forceinline__ static Place sample(const Terms &terms, int k) {
+    template <int TERMS> __device__ __forceinline__ static Place sample(const Terms &terms, u32 k) {
         const bool beyond = k >= TERMS * B, second = TERMS > 1 && k >= B && !beyond;
         const Place rows = second ? place_of(terms.second) : place_of(terms.first);
-        return rows + (int)sizeof(Segment::Row) * (beyond ? B % BN : second ? k - B : k);
+        return rows + (u32)sizeof(Segment::Row) * (beyond ? B % BN : second ? k - B : k);
     }
 #endif
 #define EACH_ENTRY                                         \
@@ -259,10 +258,11 @@ struct Strip {
     /* W += c · (aᵀ b + a'ᵀ b'), or minus, or without the second: a for rows, b for columns. In the
        strip, or in `weights`. */
     template <int TERMS, bool MINUS, bool HERE>
-    __device__ __forceinline__ void move(const Terms &a, const Terms &b, int first_row, real c, const View &weights) {
+    __device__ __forceinline__ void move(const Terms &a, const Terms &b, u32 first_row, real c, const View &weights) {
         const Lane l;
 #ifndef DOUBLE
-        const int eights = (TERMS * B + 7) / 8, pairs = (eights + 1) / 2, matrix = l.lane / 8, line = l.lane % 8;
+        const int eights = (TERMS * B + 7) / 8, pairs = (eights + 1) / 2;
+        const u32 matrix = l.lane / 8, line = l.lane % 8;
         u32 a_high[pairs][4], a_low[pairs][4];
         Place b_at[pairs];
 #pragma unroll
@@ -329,11 +329,11 @@ struct Strip {
 
 /* The place of a thread in its network: found again where it is needed, as registers are scarce. */
 struct Where {
-    int rank, down, across;
+    u32 rank, down, across;
     bool forward;
-    int worker, first_row; /* in its direction; of the segment that it drives */
+    u32 worker, first_row; /* in its direction; of the segment that it drives */
     __device__ __forceinline__ Where() {
-        int t = thread();
+        u32 t = thread();
         rank = rank_in_cluster(), down = rank / GRID, across = rank % GRID;
         forward = t < 32 * TILES, worker = t % (32 * TILES), first_row = worker / 32 * 16;
     }
@@ -341,12 +341,12 @@ struct Where {
 
 /* Where the sums of a warp go, n-th step: to their owner, by way of a place here if it is another. */
 struct Route {
-    int to;
+    u32 to;
     bool leaves;
     Sums &there, &here;
     __device__ __forceinline__ Route(Shared &m, int layer, int n, const Where &w = Where())
         : Route(m, layer, n, w, w.first_row / SLICE, w.first_row % SLICE / 16, layer ? w.down : w.across) {}
-    __device__ __forceinline__ Route(Shared &m, int layer, int n, const Where &w, int owner, int part, int own)
+    __device__ __forceinline__ Route(Shared &m, int layer, int n, const Where &w, u32 owner, u32 part, u32 own)
         : to(layer ? owner * GRID + w.across : w.down * GRID + owner), leaves(owner != own),
           there(m.arrived[n & 1][layer][own][part]),
           here(leaves ? m.outgoing[n & 1][layer][(owner - own + GRID) % GRID - 1][part] : there) {}
@@ -396,13 +396,12 @@ struct Stepper {
         for (int k = 0; k < BN / 8; k++) {
             real sums[4];
             strip.multiply(s, k, sums);
-            Sums &here = Route(m, layer, n).here;
             const Lane l;
+            Sums &here = Route(m, layer, n).here;
+            real *rows[2] = {here.at(l.pair, l.row) + 128 * k, here.at(l.pair, l.row + 8) + 128 * k};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int b = 8 * k + l.pair + i % 2;
-                *(b < B ? here.at(b, l.row + i / 2 * 8) : &m.nowhere) = sums[i];
-            }
+            for (int i = 0; i < 4; i++)
+                if (8 * k + l.pair + i % 2 < B) rows[i / 2][i % 2 * 16] = sums[i];
         }
         const Route route(m, layer, n);
         u64 *ready = &m.sums_ready[layer][n & 1];
@@ -420,8 +419,8 @@ struct Stepper {
         real(*h)[BP][SLICE] = layer ? m.h2 : m.h1;
         const int columns = layer ? H2 - (w.across * SEGMENT + w.down * SLICE) : H - (w.down * SEGMENT + w.across * SLICE);
         const int version = this->version(layer) + 1, now = version & 1 ^ 1;
-        for (int k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
-            int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+        for (u32 k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
+            u32 b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
             Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j];
             if (layer) {
                 wait(m.outputs_ready, n1);
@@ -457,7 +456,7 @@ struct Stepper {
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                v.v[i] = j + i < columns ? activate(v.v[i]) : (real)0;
+                v.v[i] = WHOLE || (int)j + i < columns ? activate(v.v[i]) : (real)0;
                 if (watched) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - h[now][b][j + i])));
             }
             (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? w.down : w.across) * SLICE + j, v);
@@ -469,9 +468,9 @@ struct Stepper {
     /* the n-th outputs, which follow from h2: partial sums */
     __device__ __forceinline__ void send_answers(int n) {
         const Where w;
-        const int me = w.worker - 32 * (TILES - ANSWERERS), part = me % 4;
-        for (int first = 0; first < B; first += 8 * ANSWERERS) {
-            const int sample = first + me / 4, b = sample < B ? sample : 0;
+        const u32 me = w.worker - 32 * (TILES - ANSWERERS), part = me % 4;
+        for (u32 first = 0; first < B; first += 8 * ANSWERERS) {
+            const u32 sample = first + me / 4, b = sample < B ? sample : 0;
             real v[OP] = {};
 #pragma unroll
             for (int c = 0; c < SLICE; c += 16) {
@@ -490,7 +489,7 @@ struct Stepper {
             }
 #pragma unroll
             for (int k = 0; k < OP / 4; k++) { /* four outputs a lane */
-                int at = b * (OP / 4) + k;
+                u32 at = b * (OP / 4) + k;
                 if (part == k % 4 && sample < B)
                     send_quad(&m.answers[n & 1][at / CLUSTER][w.rank], &m.answers_ready[n & 1], at % CLUSTER,
                               {v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]});
@@ -500,16 +499,16 @@ struct Stepper {
     /* those owned, to each multiprocessor */
     __device__ __forceinline__ void answer(int n, bool nudged, bool watched, real beta) {
         const Where w;
-        const int me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
-        const int owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
+        const u32 me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
+        const u32 owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
         if (me == 0) {
             expect(&m.outputs_ready[n & 1], B * OP);
             if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
         }
-        for (int k = me; k < owned * CLUSTER; k += 32 * ANSWERERS) {
+        for (u32 k = me; k < owned * CLUSTER; k += 32 * ANSWERERS) {
             wait(m.answers_ready, n);
-            const int slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + w.rank;
-            const int b = at / (OP / 4), o = at % (OP / 4) * 4;
+            const u32 slot = k / CLUSTER, to = k % CLUSTER, at = slot * CLUSTER + w.rank;
+            const u32 b = at / (OP / 4), o = at % (OP / 4) * 4;
             Quad v = *(const Quad *)&m.bias[o];
 #pragma unroll
             for (int source = 0; source < CLUSTER; source++)
@@ -575,8 +574,8 @@ struct Stepper {
         const Where w;
         const int layer = w.forward, version = this->version(layer) + 1;
         if (w.worker < 32 * FINISHERS) {
-            for (int k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
-                int b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+            for (u32 k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
+                u32 b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
                 Quad first = *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j];
                 (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? w.down : w.across) * SLICE + j, first);
             }
@@ -703,15 +702,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
             const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
             if (moves)
-                for (int k = t; k < 2 * BN * (SEGMENT / 4); k += THREADS) {
-                    int layer = k / (BN * (SEGMENT / 4)), b = k / (SEGMENT / 4) % BN, column = k % (SEGMENT / 4) * 4;
+                for (u32 k = thread(); k < 2 * BN * (SEGMENT / 4); k += THREADS) {
+                    u32 column = k % (SEGMENT / 4) * 4, b = k / (SEGMENT / 4) % BN, layer = k / (SEGMENT / 4) / BN;
                     Quad next = layer ? m.s2[now2].quad(b, column) : m.s1[now1].quad(b, column);
                     Quad was = layer ? m.s2[before2].quad(b, column) : m.s1[before1].quad(b, column);
 #pragma unroll
                     for (int i = 0; i < 4; i++) next.v[i] = CHANGE_SCALE * (next.v[i] - was.v[i]);
                     m.change[layer].set(b, column, next);
                 }
-            for (int k = t; k < B * OP; k += THREADS)
+            for (u32 k = thread(); k < B * OP; k += THREADS)
                 (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
             __syncthreads();
             STAMP(13)
