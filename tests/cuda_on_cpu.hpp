@@ -104,6 +104,7 @@ static_assert(sizeof(Barrier) == sizeof(u64), "a barrier is as large as the chip
 
 template <class T> static void renew(T *&) {}
 static u32 thread() { return current->thread; }
+static u32 block_number() { return blockIdx.x; }
 static char *shared_memory() { return block().memory.get(); }
 static u32 rank_in_cluster() { return current->block; }
 static void meet() { wait_for_all(cluster, block_size * CLUSTER); }

@@ -9,11 +9,16 @@ __device__ __forceinline__ char *shared_memory() {
 /* Keeps the compiler from computing before a loop, and then storing, what it needs within. */
 template <class T> __device__ __forceinline__ void renew(T *&pointer) { asm volatile("" : "+l"(pointer)); }
 
-/* threadIdx.x, asked for anew: what follows from it need not be kept */
+/* threadIdx.x and blockIdx.x, asked for anew: what follows from them need not be kept */
 __device__ __forceinline__ u32 thread() {
     u32 t;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
     return t;
+}
+__device__ __forceinline__ u32 block_number() {
+    u32 block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
 }
 
 /* ---- clusters of multiprocessors ---- */

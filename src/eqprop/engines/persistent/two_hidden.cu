@@ -116,6 +116,7 @@ struct Shared {
     real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
     real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state */
     real pixel[256];
+    struct { real beta, inside, wx, bx, wm, wn, bm, wf, wb, bo; } c; /* η/(β B) of each */
     u64 sums_ready[2][2], states_ready[2][2], answers_ready[2], outputs_ready[2]; /* (by layer and) by version */
     bits residual[BP];
     u32 lit[(NX + 31) / 32 + 1];
@@ -497,7 +498,7 @@ struct Stepper {
         }
     }
     /* those owned, to each multiprocessor */
-    __device__ __forceinline__ void answer(int n, bool nudged, bool watched, real beta) {
+    __device__ __forceinline__ void answer(int n, bool nudged, bool watched) {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
         const u32 owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
@@ -517,7 +518,7 @@ struct Stepper {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 real before = m.o[now][b][o + i];
-                v.v[i] = o + i < O ? activate(v.v[i]) + (nudged ? beta * (m.y[b][o + i] - before) : (real)0) : (real)0;
+                v.v[i] = o + i < O ? activate(v.v[i]) + (nudged ? m.c.beta * (m.y[b][o + i] - before) : (real)0) : (real)0;
                 if (watched && to == 0) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - before)));
             }
             send_quad((Quad *)&m.o[n & 1][b][o], &m.outputs_ready[n & 1], to, v);
@@ -528,7 +529,7 @@ struct Stepper {
        two chains apart, layer 1 begins when the sums for layer 2 have come in: then one of them
        computes while the messages of the other are on their way. */
     __device__ __forceinline__ void step(
-        bool moves1, bool moves2, bool nudged, bool watched, real beta, bool later = false) {
+        bool moves1, bool moves2, bool nudged, bool watched, bool later = false) {
         const Where w;
         if (w.forward ? moves2 : moves1) {
             const int layer = w.forward, n = 1 + (layer ? n2 : n1);
@@ -549,7 +550,7 @@ struct Stepper {
                 send_answers(n1 + 1);
             } else {
                 wait(m.outputs_ready, n1);
-                answer(n1 + 1, nudged, watched, beta);
+                answer(n1 + 1, nudged, watched);
             }
         }
         n1 += moves1;
@@ -586,207 +587,241 @@ struct Stepper {
     }
 };
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    run(const Problem p) {
-    Shared &m = *(Shared *)shared_memory();
-    const int t = threadIdx.x, rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
-    const int e = cluster % p.members;
-    const int first_sample = cluster / p.members * B; /* other than 0 only where nothing is learned */
-    const int down = rank / GRID, across = rank % GRID;
-    const int first1 = down * SEGMENT + across * SLICE, columns1 = H - first1;
-    const int first2 = across * SEGMENT + down * SLICE, columns2 = H2 - first2;
-    const real inside = (real)p.inside;
-    real *const wx = p.wx + (i64)e * NX * H;
+/* What a multiprocessor has to do: also found again where it is needed. */
+struct Task {
+    int t, rank, e, first_sample; /* the sample other than 0 only where nothing is learned */
+    int first1, columns1, first2, columns2; /* of the slices owned; how many there are from there on */
+    __device__ __forceinline__ Task(const Problem &p) {
+        const Where w;
+        const int cluster = block_number() / CLUSTER;
+        t = thread(), rank = w.rank, e = cluster % p.members, first_sample = cluster / p.members * B;
+        first1 = w.down * SEGMENT + w.across * SLICE, columns1 = H - first1;
+        first2 = w.across * SEGMENT + w.down * SLICE, columns2 = H2 - first2;
+    }
+    __device__ __forceinline__ real *wx(const Problem &p) const { return p.wx + (i64)e * NX * H; }
+};
 
-    for (int k = t; k < (int)(sizeof(Shared) / sizeof(real)); k += THREADS) ((real *)&m)[k] = 0;
+__device__ __forceinline__ void begin(const Problem &p, Shared &m) {
+    const Task k(p);
+    for (int i = k.t; i < (int)(sizeof(Shared) / sizeof(real)); i += THREADS) ((real *)&m)[i] = 0;
     __syncthreads();
     if (p.images)
-        for (int k = t; k < 256; k += THREADS) m.pixel[k] = p.pixel[k];
-    read_output_weights(p, m, e, H2, first2);
-    for (int j = t; j < SLICE; j += THREADS) {
-        if (p.bx && j < columns1) m.bx[j] = p.bx[(i64)e * H + first1 + j];
-        if (p.bm && j < columns2) m.bm[j] = p.bm[(i64)e * H2 + first2 + j];
+        for (int i = k.t; i < 256; i += THREADS) m.pixel[i] = p.pixel[i];
+    read_output_weights(p, m, k.e, H2, k.first2);
+    for (int j = k.t; j < SLICE; j += THREADS) {
+        if (p.bx && j < k.columns1) m.bx[j] = p.bx[(i64)k.e * H + k.first1 + j];
+        if (p.bm && j < k.columns2) m.bm[j] = p.bm[(i64)k.e * H2 + k.first2 + j];
     }
-    if (t < 2) {
+    if (k.t < 2) {
         for (int layer = 0; layer < 2; layer++) {
-            prepare(&m.sums_ready[layer][t], 1 + SLICE / 16);
-            prepare(&m.states_ready[layer][t]);
+            prepare(&m.sums_ready[layer][k.t], 1 + SLICE / 16);
+            prepare(&m.states_ready[layer][k.t]);
         }
-        prepare(&m.answers_ready[t]);
-        prepare(&m.outputs_ready[t]);
+        prepare(&m.answers_ready[k.t]);
+        prepare(&m.outputs_ready[k.t]);
     }
     __syncthreads();
     meet(); /* nobody writes to a neighbour that has not cleared its memory */
-    if (p.images) fetch_bytes(p, m, e, 0);
+    if (p.images) fetch_bytes(p, m, k.e, 0);
+}
 
+__device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Stepper &s, int at) {
+    const Task k(p);
+    read_minibatch(p, m, k.e, at, k.first_sample);
+    STAMP(8)
+    if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, k.e, at + 1);
+    if (k.t == 0 && p.nudged_steps) {
+        const int e = k.e;
+        const real beta = p.beta[(i64)at * p.members + e];
+        m.c = {beta, (real)p.inside, p.rate_wx[e] / beta, p.rate_bx[e] / beta, p.rate_wm[e] / beta, p.rate_wn[e] / beta,
+               p.rate_bm[e] / beta, p.rate_wf[e] / beta, p.rate_wb[e] / beta, p.rate_bo[e] / beta};
+    }
+    __syncthreads();
+#if CONTINUAL
+    if (p.nudged_steps) spread(m, m.c.inside * m.c.wx, m.c.inside * m.c.bx);
+#endif
+    STAMP(9)
+    input_drive(k.wx(p), m, k.first1);
+    STAMP(10)
+    s.strip.load(s.weights(k.e));
+    for (int i = k.t; i < BP * SLICE; i += THREADS)
+        m.drive[i / SLICE][i % SLICE] = m.sums[0][i / SLICE][i % SLICE] + m.bx[i % SLICE];
+    for (int i = k.t; i < BP * SLICE; i += THREADS) (&m.h1[s.v1() & 1][0][0])[i] = (&m.h2[s.v2() & 1][0][0])[i] = 0;
+    for (int i = k.t; i < (int)(sizeof(Segment) / 4); i += THREADS)
+        ((u32 *)&m.s1[s.v1() & 1])[i] = ((u32 *)&m.s2[s.v2() & 1])[i] = 0;
+    for (int i = k.t; i < BP * OP; i += THREADS) (&m.o[s.n1 & 1][0][0])[i] = 0;
+    if (k.t < BP) m.residual[k.t] = 0;
+    if (k.t < O) m.bias[k.t] = m.bo[k.t];
+    for (int j = k.t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
+    show();
+    __syncthreads();
+}
+
+/* What the free phase came to. */
+__device__ __forceinline__ void record(const Problem &p, Shared &m, const Stepper &s, bool last) {
+    const Task k(p);
+    if (last) {
+        for (int i = k.t; i < B * SLICE; i += THREADS) {
+            int b = i / SLICE, j = i % SLICE;
+            i64 sample = (i64)k.e * p.samples + k.first_sample + b;
+            if (k.first_sample + b >= p.samples) continue;
+            if (j < k.columns1) p.h[sample * H + k.first1 + j] = m.h1[s.v1() & 1][b][j];
+            if (j < k.columns2) p.h2[sample * H2 + k.first2 + j] = m.h2[s.v2() & 1][b][j];
+        }
+        record_outputs(p, m, k.e, s.n1 & 1, k.first_sample, k.rank);
+    }
+    count_answers(p, m, s.n1 & 1, k.rank);
+}
+
+__device__ __forceinline__ void begin_nudging(Shared &m, const Stepper &s, Mover<Shared> &mover) {
+    const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
+    for (int k = t; k < BP * SLICE; k += THREADS) {
+        (&m.h1[FIRST][0][0])[k] = (&m.h1[now1][0][0])[k];
+        (&m.h2[FIRST][0][0])[k] = (&m.h2[now2][0][0])[k];
+    }
+    for (int j = t; j < SLICE; j += THREADS) {
+        real sum = 0;
+        for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
+        m.sum_m[j] = sum;
+    }
+    if (t < O) m.sum_o[t] = sum_of_output(m, s.n1 & 1, t);
+#if CONTINUAL
+    for (int k = t; k < B * SLICE; k += THREADS) {
+        int b = k / SLICE, j = k % SLICE;
+        real sum = 0;
+        for (int i = 0; i < B; i++) sum += m.spread[i][b] * m.h1[now1][i][j];
+        m.drive[b][j] -= sum;
+    }
+#endif
+    mover.begin(m.h2[now2], s.n1 & 1);
+    __syncthreads();
+}
+
+/* The weights move after a nudged step. */
+__device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, Mover<Shared> &mover, bool last) {
+    const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
+    /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
+    const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
+    if (moves)
+        for (u32 k = thread(); k < 2 * BN * (SEGMENT / 4); k += THREADS) {
+            u32 column = k % (SEGMENT / 4) * 4, b = k / (SEGMENT / 4) % BN, layer = k / (SEGMENT / 4) / BN;
+            Quad next = layer ? m.s2[now2].quad(b, column) : m.s1[now1].quad(b, column);
+            Quad was = layer ? m.s2[before2].quad(b, column) : m.s1[before1].quad(b, column);
+#pragma unroll
+            for (int i = 0; i < 4; i++) next.v[i] = CHANGE_SCALE * (next.v[i] - was.v[i]);
+            m.change[layer].set(b, column, next);
+        }
+    for (u32 k = thread(); k < B * OP; k += THREADS)
+        (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
+    __syncthreads();
+    STAMP(13)
+    if (moves) {
+        const Where w;
+        const Segment *change = &m.change[w.forward];
+        const real c = (w.forward ? m.c.wm : m.c.wn) / CHANGE_SCALE;
+#if VECTOR_FIELD
+        const Terms posts = {change, 0}, pres = {w.forward ? &m.s1[before1] : &m.s2[before2], 0};
+        if (CONTINUAL) s.strip.move<1, false, true>(posts, pres, w.first_row, m.c.inside * c, {});
+        if (!WHOLLY) s.strip.move<1, false, false>(posts, pres, w.first_row, c, s.weights(Task(p).e));
+#else
+        const Terms posts = {change, w.forward ? &m.s2[before2] : &m.s1[before1]};
+        const Terms pres = {w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]};
+        s.strip.move<2, false, true>(posts, pres, w.first_row, m.c.inside * c, {});
+#endif
+    }
+    STAMP(14)
+    const Task k(p);
+#if VECTOR_FIELD
+    mover.follow(m.h2[before2], m.h2[now2], now ^ 1);
+#else
+    if (CONTINUAL || last) mover.correlate(m.h2[now2], now);
+#endif
+#if CONTINUAL
+    mover.write(m.c.wf, m.c.wb, m.c.inside, k.columns2);
+    if (k.t >= THREADS - 32 && k.t - (THREADS - 32) < O) {
+        int o = k.t - (THREADS - 32);
+        m.bias[o] = m.bo[o] + m.c.inside * m.c.bo * (sum_of_output(m, now, o) - m.sum_o[o]);
+    }
+    for (int j = k.t; j < SLICE; j += THREADS) {
+        real sum = -m.sum_m[j];
+        for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
+        m.bias_m[j] = m.bm[j] + m.c.inside * m.c.bm * sum;
+    }
+#endif
+    __syncthreads();
+}
+
+__device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s, Mover<Shared> &mover) {
+    const Task k(p);
+    const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1;
+#if WHOLLY
+    if (Where().forward || !TIED) s.strip.write(s.weights(k.e));
+#elif !VECTOR_FIELD
+    s.recall();
+    if (const Where w; w.forward)
+        s.strip.move<2, true, false>({&m.s2[now2], &m.s2[now2 ^ 1]}, {&m.s1[now1], &m.s1[now1 ^ 1]}, w.first_row,
+                                     m.c.wm, s.weights(k.e));
+#endif
+    mover.write(m.c.wf, m.c.wb, 1, k.columns2);
+    for (int j = k.t; j < SLICE; j += THREADS) {
+        real sum1 = 0, sum2 = -m.sum_m[j];
+        for (int b = 0; b < B; b++) {
+            sum1 += m.h1[now1][b][j] - m.h1[FIRST][b][j];
+            sum2 += m.h2[now2][b][j];
+        }
+        m.bx[j] += m.c.bx * sum1;
+        m.bm[j] += m.c.bm * sum2;
+    }
+    if (k.t < O) m.bo[k.t] += m.c.bo * (sum_of_output(m, now, k.t) - m.sum_o[k.t]);
+    move_input_weights(k.wx(p), m, m.h1[now1], m.h1[FIRST], k.first1, m.c.wx);
+    __syncthreads();
+}
+
+__device__ __forceinline__ void end(const Problem &p, Shared &m) {
+    const Task k(p);
+#ifdef PROFILE
+    if (p.clocks && block_number() == 0 && k.t < 16) p.clocks[k.t] = m.clocks[k.t];
+#endif
+    if (p.nudged_steps) {
+        write_output_weights(p, m, k.e, H2, k.first2);
+        for (int j = k.t; j < SLICE; j += THREADS) {
+            if (p.bx && j < k.columns1) p.bx[(i64)k.e * H + k.first1 + j] = m.bx[j];
+            if (p.bm && j < k.columns2) p.bm[(i64)k.e * H2 + k.first2 + j] = m.bm[j];
+        }
+    }
+    report_counts(p, m, k.e, k.rank);
+    meet(); /* nobody leaves while a neighbour may still write to it */
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    run(const Problem p) {
+    Shared &m = *(Shared *)shared_memory();
+    begin(p, m);
     Stepper s(m, p);
     for (int at = 0; at < p.minibatches; at++) {
         STAMP(15)
-        read_minibatch(p, m, e, at, first_sample);
-        STAMP(8)
-        if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, e, at + 1);
-        const real beta = p.nudged_steps ? p.beta[(i64)at * p.members + e] : (real)1;
-#if CONTINUAL
-        if (p.nudged_steps) spread(m, inside * (p.rate_wx[e] / beta), inside * (p.rate_bx[e] / beta));
-#endif
-        STAMP(9)
-        input_drive(wx, m, first1);
-        STAMP(10)
-        s.strip.load(s.weights(e));
-        for (int k = t; k < BP * SLICE; k += THREADS)
-            m.drive[k / SLICE][k % SLICE] = m.sums[0][k / SLICE][k % SLICE] + m.bx[k % SLICE];
-        for (int k = t; k < BP * SLICE; k += THREADS)
-            (&m.h1[s.v1() & 1][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k] = 0;
-        for (int k = t; k < (int)(sizeof(Segment) / 4); k += THREADS)
-            ((u32 *)&m.s1[s.v1() & 1])[k] = ((u32 *)&m.s2[s.v2() & 1])[k] = 0;
-        for (int k = t; k < BP * OP; k += THREADS) (&m.o[s.n1 & 1][0][0])[k] = 0;
-        if (t < BP) m.residual[t] = 0;
-        if (t < O) m.bias[t] = m.bo[t];
-        for (int j = t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
-        show();
-        __syncthreads();
+        begin_minibatch(p, m, s, at);
         STAMP(11)
-
-        /* ---- the free phase ---- */
         for (int step = 0; step < p.free_steps; step++)
             s.step(!IN_TURN || step % 2 == 0, !IN_TURN || step % 2 == 1, false,
-                   step >= p.free_steps - (IN_TURN ? 2 : 1), beta, !IN_TURN && step == 0);
+                   step >= p.free_steps - (IN_TURN ? 2 : 1), !IN_TURN && step == 0);
         s.wait_for_all();
         __syncthreads();
         STAMP(6)
-        if (at == p.minibatches - 1) {
-            for (int k = t; k < B * SLICE; k += THREADS) {
-                int b = k / SLICE, j = k % SLICE;
-                i64 sample = (i64)e * p.samples + first_sample + b;
-                if (first_sample + b >= p.samples) continue;
-                if (j < columns1) p.h[sample * H + first1 + j] = m.h1[s.v1() & 1][b][j];
-                if (j < columns2) p.h2[sample * H2 + first2 + j] = m.h2[s.v2() & 1][b][j];
-            }
-            record_outputs(p, m, e, s.n1 & 1, first_sample, rank);
-        }
-        count_answers(p, m, s.n1 & 1, rank);
+        record(p, m, s, at == p.minibatches - 1);
         if (!p.nudged_steps) continue;
-
-        /* ---- the nudged phase ---- */
-        const real c_wx = p.rate_wx[e] / beta, c_bx = p.rate_bx[e] / beta, c_bm = p.rate_bm[e] / beta;
-        const real c_m = (Where().forward ? p.rate_wm[e] : p.rate_wn[e]) / beta;
-        const real c_wf = p.rate_wf[e] / beta, c_wb = p.rate_wb[e] / beta, c_bo = p.rate_bo[e] / beta;
-        for (int k = t; k < BP * SLICE; k += THREADS) {
-            (&m.h1[FIRST][0][0])[k] = (&m.h1[s.v1() & 1][0][0])[k];
-            (&m.h2[FIRST][0][0])[k] = (&m.h2[s.v2() & 1][0][0])[k];
-        }
-        for (int j = t; j < SLICE; j += THREADS) {
-            real sum = 0;
-            for (int b = 0; b < B; b++) sum += m.h2[s.v2() & 1][b][j];
-            m.sum_m[j] = sum;
-        }
-        if (t < O) m.sum_o[t] = sum_of_output(m, s.n1 & 1, t);
-#if CONTINUAL
-        for (int k = t; k < B * SLICE; k += THREADS) {
-            int b = k / SLICE, j = k % SLICE;
-            real sum = 0;
-            for (int i = 0; i < B; i++) sum += m.spread[i][b] * m.h1[s.v1() & 1][i][j];
-            m.drive[b][j] -= sum;
-        }
-#endif
         Mover<Shared> mover(m);
-        mover.begin(m.h2[s.v2() & 1], s.n1 & 1);
-        __syncthreads();
+        begin_nudging(m, s, mover);
         STAMP(12)
         for (int step = 0; step < p.nudged_steps; step++) {
-            s.step(true, true, true, false, beta);
+            s.step(true, true, true, false);
             s.wait_for_all();
             STAMP(7)
-            const bool last = step == p.nudged_steps - 1;
-            const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
-            /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
-            const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
-            if (moves)
-                for (u32 k = thread(); k < 2 * BN * (SEGMENT / 4); k += THREADS) {
-                    u32 column = k % (SEGMENT / 4) * 4, b = k / (SEGMENT / 4) % BN, layer = k / (SEGMENT / 4) / BN;
-                    Quad next = layer ? m.s2[now2].quad(b, column) : m.s1[now1].quad(b, column);
-                    Quad was = layer ? m.s2[before2].quad(b, column) : m.s1[before1].quad(b, column);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) next.v[i] = CHANGE_SCALE * (next.v[i] - was.v[i]);
-                    m.change[layer].set(b, column, next);
-                }
-            for (u32 k = thread(); k < B * OP; k += THREADS)
-                (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
-            __syncthreads();
-            STAMP(13)
-            if (moves) {
-                const Where w;
-                const Segment *change = &m.change[w.forward];
-#if VECTOR_FIELD
-                const Terms posts = {change, 0}, pres = {w.forward ? &m.s1[before1] : &m.s2[before2], 0};
-                if (CONTINUAL)
-                    s.strip.move<1, false, true>(posts, pres, w.first_row, inside * c_m / CHANGE_SCALE, {});
-                if (!WHOLLY)
-                    s.strip.move<1, false, false>(posts, pres, w.first_row, c_m / CHANGE_SCALE, s.weights(e));
-#else
-                const Terms posts = {change, w.forward ? &m.s2[before2] : &m.s1[before1]};
-                const Terms pres = {w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]};
-                s.strip.move<2, false, true>(posts, pres, w.first_row, inside * c_m / CHANGE_SCALE, {});
-#endif
-            }
-            STAMP(14)
-#if VECTOR_FIELD
-            mover.follow(m.h2[before2], m.h2[now2], now ^ 1);
-#else
-            if (CONTINUAL || last) mover.correlate(m.h2[now2], now);
-#endif
-#if CONTINUAL
-            mover.write(c_wf, c_wb, inside, columns2);
-            if (t >= THREADS - 32 && t - (THREADS - 32) < O) {
-                int o = t - (THREADS - 32);
-                m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now, o) - m.sum_o[o]);
-            }
-            for (int j = t; j < SLICE; j += THREADS) {
-                real sum = -m.sum_m[j];
-                for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
-                m.bias_m[j] = m.bm[j] + inside * c_bm * sum;
-            }
-#endif
-            __syncthreads();
+            follow(p, m, s, mover, step == p.nudged_steps - 1);
         }
-
-        /* ---- the update ---- */
-        const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1;
-#if WHOLLY
-        if (Where().forward || !TIED) s.strip.write(s.weights(e));
-#elif !VECTOR_FIELD
-        s.recall();
-        if (const Where w; w.forward)
-            s.strip.move<2, true, false>({&m.s2[now2], &m.s2[now2 ^ 1]}, {&m.s1[now1], &m.s1[now1 ^ 1]}, w.first_row,
-                                         c_m, s.weights(e));
-#endif
-        mover.write(c_wf, c_wb, 1, columns2);
-        for (int j = t; j < SLICE; j += THREADS) {
-            real sum1 = 0, sum2 = -m.sum_m[j];
-            for (int b = 0; b < B; b++) {
-                sum1 += m.h1[now1][b][j] - m.h1[FIRST][b][j];
-                sum2 += m.h2[now2][b][j];
-            }
-            m.bx[j] += c_bx * sum1;
-            m.bm[j] += c_bm * sum2;
-        }
-        if (t < O) m.bo[t] += c_bo * (sum_of_output(m, now, t) - m.sum_o[t]);
-        move_input_weights(wx, m, m.h1[now1], m.h1[FIRST], first1, c_wx);
-        __syncthreads();
+        update(p, m, s, mover);
     }
-
-#ifdef PROFILE
-    if (p.clocks && blockIdx.x == 0 && t < 16) p.clocks[t] = m.clocks[t];
-#endif
-    if (p.nudged_steps) {
-        write_output_weights(p, m, e, H2, first2);
-        for (int j = t; j < SLICE; j += THREADS) {
-            if (p.bx && j < columns1) p.bx[(i64)e * H + first1 + j] = m.bx[j];
-            if (p.bm && j < columns2) p.bm[(i64)e * H2 + first2 + j] = m.bm[j];
-        }
-    }
-    report_counts(p, m, e, rank);
-    meet(); /* nobody leaves while a neighbour may still write to it */
+    end(p, m);
 }
 
 extern "C" __device__ const int shared_bytes = sizeof(Shared);
