@@ -358,7 +358,12 @@ struct Stepper {
     Shared &m;
     const Problem &p;
     Strip strip;
-    int n1 = 0, n2 = 0; /* steps that h1 and the outputs have made, and h2 */
+    int n1 = 0;         /* steps that h1 and the outputs have made */
+#if IN_TURN
+    int n2 = 0;         /* and h2 */
+#else
+#define n2 n1
+#endif
     int again = 0;      /* how often states were sent for another reason */
 
     __device__ __forceinline__ Stepper(Shared &m, const Problem &p) : m(m), p(p), strip(m) {}
@@ -393,18 +398,17 @@ struct Stepper {
 
     /* 1. a layer is driven from the other, s, in its n-th step */
     __device__ __forceinline__ void send_sums(int layer, int n, const Segment &s) {
+        const Route route(m, layer, n);
+        const Lane l;
+        real *rows[2] = {route.here.at(l.pair, l.row), route.here.at(l.pair, l.row + 8)};
 #pragma unroll 1
         for (int k = 0; k < BN / 8; k++) {
             real sums[4];
             strip.multiply(s, k, sums);
-            const Lane l;
-            Sums &here = Route(m, layer, n).here;
-            real *rows[2] = {here.at(l.pair, l.row) + 128 * k, here.at(l.pair, l.row + 8) + 128 * k};
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (8 * k + l.pair + i % 2 < B) rows[i / 2][i % 2 * 16] = sums[i];
+                if (8 * k + l.pair + i % 2 < B) rows[i / 2][128 * k + i % 2 * 16] = sums[i];
         }
-        const Route route(m, layer, n);
         u64 *ready = &m.sums_ready[layer][n & 1];
         if (route.leaves) show();
         __syncwarp();
@@ -470,6 +474,7 @@ struct Stepper {
     __device__ __forceinline__ void send_answers(int n) {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), part = me % 4;
+        wait(m.states_ready[1], v2());
         for (u32 first = 0; first < B; first += 8 * ANSWERERS) {
             const u32 sample = first + me / 4, b = sample < B ? sample : 0;
             real v[OP] = {};
@@ -502,6 +507,7 @@ struct Stepper {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
         const u32 owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
+        wait(m.outputs_ready, n - 1);
         if (me == 0) {
             expect(&m.outputs_ready[n & 1], B * OP);
             if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
@@ -531,6 +537,8 @@ struct Stepper {
     __device__ __forceinline__ void step(
         bool moves1, bool moves2, bool nudged, bool watched, bool later = false) {
         const Where w;
+        const bool answers = moves1 && w.worker >= 32 * (TILES - ANSWERERS);
+        if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
         if (w.forward ? moves2 : moves1) {
             const int layer = w.forward, n = 1 + (layer ? n2 : n1);
             STAMP(5)
@@ -544,17 +552,12 @@ struct Stepper {
             if (w.worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
             STAMP(4)
         }
-        if (moves1 && w.worker >= 32 * (TILES - ANSWERERS)) {
-            if (w.forward) {
-                wait(m.states_ready[1], v2());
-                send_answers(n1 + 1);
-            } else {
-                wait(m.outputs_ready, n1);
-                answer(n1 + 1, nudged, watched);
-            }
-        }
+        if (answers && w.forward && nudged) send_answers(n1 + 1);
+        if (answers && !w.forward) answer(n1 + 1, nudged, watched);
         n1 += moves1;
+#if IN_TURN
         n2 += moves2;
+#endif
     }
 
     /* The weights of the strip in global memory. */
