@@ -65,8 +65,7 @@ def make_engine(
             return NativeEngine(model, rule, rates, cost, threads)
         except CannotBuild as error:
             _go_without("native", "compiled engine", kind, error)
-    # the kernel for two hidden layers has not been run on a GPU yet, so it has to be asked for
-    if kind == "persistent" or (kind == "auto" and not on_cpu and len(model.layers) != 3):
+    if kind == "persistent" or (kind == "auto" and not on_cpu):
         try:
             if on_cpu:
                 raise CannotBuild("the parameters are not on a GPU")
