@@ -135,7 +135,6 @@ static void send_block(void *to, const void *from, u32 bytes, u64 *barrier, u32 
     b->missing -= bytes / sizeof(real);
     settle(b);
 }
-static void send(real *place, u64 *barrier, u32 rank, real v) { send_block(place, &v, sizeof v, barrier, rank); }
 static void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) {
     if ((size_t)place % 16) { fprintf(stderr, "four numbers across a boundary\n"); abort(); }
     send_block(place, &q, sizeof q, barrier, rank);

@@ -146,7 +146,7 @@ class PersistentEngine(Engine):
             constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
             if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32:
                 constants["STRIP"] = 4
-            constants |= {"SPLIT": 16, "QUADS": 1, "EARLY": 1}
+            constants["SPLIT"] = 16
         else:
             grid = math.isqrt(cluster)
             if 32 * slice_ * grid > MOST_SEGMENT:

@@ -55,19 +55,6 @@ __device__ __forceinline__ void expect(u64 *barrier, u32 count) {
                  "r"(count * (u32)sizeof(real))
                  : "memory");
 }
-__device__ __forceinline__ void send(real *place, u64 *barrier, u32 rank, real value) {
-#ifdef DOUBLE
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
-                     address_of(place, rank)),
-                 "l"(__double_as_longlong(value)), "r"(address_of(barrier, rank))
-                 : "memory");
-#else
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                     address_of(place, rank)),
-                 "r"(__float_as_uint(value)), "r"(address_of(barrier, rank))
-                 : "memory");
-#endif
-}
 /* Four at once, on a boundary of 16 bytes. */
 __device__ __forceinline__ void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) {
     u32 there = address_of(place, rank), counted = address_of(barrier, rank);

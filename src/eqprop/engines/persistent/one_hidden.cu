@@ -28,9 +28,9 @@
 #define STEP (REACH % 4 == 0 ? 4 : REACH % 2 == 0 ? 2 : 1)
 #define SOURCES (CLUSTER * GROUPS)
 #define PLACES ((ROWS * O + 3) / 4 * 4)
-/* EARLY: in the free phase the sums of h_{t+1} leave before those of h_t are waited for. Whoever
-   sends exchange n + 4 has received n + 2 from all, who had then read what came with n. */
-#define EXCHANGES (EARLY ? 4 : 2)
+/* In the free phase the sums of h_{t+1} leave before those of h_t are waited for. Whoever sends
+   exchange n + 4 has received n + 2 from all, who had then read what came with n. */
+#define EXCHANGES 4
 
 struct ALIGNED(COLUMNS) Columns { real v[COLUMNS]; };
 struct ALIGNED(STEP) Stretch { real v[STEP]; };
@@ -202,7 +202,7 @@ struct Answers {
     __device__ __forceinline__ void send_sums(const real (*h)[SLICE], u32 n) {
         u64 *ready = &m.ready[n % EXCHANGES][team];
         real *partial = m.partial[n % EXCHANGES][team][source];
-        if (warp % GROUPS == 0 && lane == 0) expect(ready, SOURCES * (QUADS ? PLACES : ROWS * O));
+        if (warp % GROUPS == 0 && lane == 0) expect(ready, SOURCES * PLACES);
         real v[SUMS] = {};
 #pragma unroll
         for (int q = 0; q < REACH; q += STEP)
@@ -218,13 +218,8 @@ struct Answers {
 #pragma unroll
         for (int i = 0; i < (SUMS + SPLIT - 1) / SPLIT; i++) {
             int r = (kept.first + i) / OUTS, o = first_output + (kept.first + i) % OUTS;
-            if (i >= kept.count || o >= O) continue;
-            if (QUADS) m.leaving[warp][r * O + o] = v[i];
-            else
-#pragma unroll
-                for (int to = 0; to < CLUSTER; to++) send(&partial[r * O + o], ready, to, v[i]);
+            if (i < kept.count && o < O) m.leaving[warp][r * O + o] = v[i];
         }
-        if (!QUADS) return;
         __syncwarp();
 #pragma unroll
         for (int k = lane; k < PLACES / 4 * CLUSTER; k += 32) {
@@ -315,12 +310,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             outputs.send_sums(m.h[held], n);
 #else
             const bool watched = step == p.free_steps - 1;
-            if (!EARLY || step == 0) outputs.send_sums(m.h[held], n);
+            if (step == 0) outputs.send_sums(m.h[held], n);
             STAMP(4)
             hidden.next_hidden(now, held, watched);
             held ^= 1;
             STAMP(5)
-            if (EARLY && step + 1 < p.free_steps) outputs.send_sums(m.h[held], n + 1);
+            if (step + 1 < p.free_steps) outputs.send_sums(m.h[held], n + 1);
 #endif
             STAMP(4)
             outputs.receive_sums(n);
