@@ -35,7 +35,11 @@ SHAPES = (
 DEEP = ((9, 20, 30, 5), 7, 2, 4)
 DEEP_RULES = tuple(rule for rule in RULES if "tied" not in rule)
 CASES = [
-    *(pytest.param(rule, "cuda", *shape, marks=needs_gpu) for rule in RULES for shape in SHAPES[:7]),
+    *(
+        pytest.param(rule, "cuda", *shape, marks=needs_gpu)
+        for rule in RULES
+        for shape in SHAPES[:7]
+    ),
     *((rule, "naive", *shape) for rule in RULES for shape in (SMALL, SHAPES[2])),
     *((rule, "naive", (5, 8, 7, 6, 3), 7, 2, 1) for rule in RULES),
     *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in RULES),
@@ -124,7 +128,8 @@ def bytes_of(n, pixels, classes, device="cpu"):
 @pytest.mark.parametrize("device", [GPU, CPU, "naive"])
 @pytest.mark.parametrize(("hidden", "cluster"), [((63,), 2), ((20, 30), 4)])
 @pytest.mark.parametrize(
-    ("rule", "pixels"), [("EP", 30), ("C-EP", 30), ("C-VF", 48)]  # copied as bytes, words
+    ("rule", "pixels"),
+    [("EP", 30), ("C-EP", 30), ("C-VF", 48)],  # copied as bytes, words
 )
 def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluster, pixels, device):
     count = 100 if device == "cuda" else 4
