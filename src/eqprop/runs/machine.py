@@ -45,9 +45,11 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the sources, with "+changes" if they differ from it. Outside git, what the
-    environment variable EQPROP_COMMIT says, or None.
+    """What the environment variable EQPROP_COMMIT says, for a copy of the sources; or their commit,
+    with "+changes" if they differ from it; or None.
     """
+    if told := os.environ.get("EQPROP_COMMIT"):
+        return told
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -60,4 +62,4 @@ def _commit() -> str | None:
         changes = "+changes" if git("status", "--porcelain", "--", "../..") else ""
         return git("rev-parse", "HEAD") + changes if tracked else None
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("EQPROP_COMMIT")
+        return None
