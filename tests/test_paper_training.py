@@ -39,6 +39,7 @@ C_EP, C_VF_1H, C_VF_2H = curves.ITEMS
 (PSI,), (EP_TO_CVF,), (SPEED,) = psi.ITEMS, angles.ITEMS, speed.ITEMS
 
 Test = Callable[[int, Any], float | None]  # error of a member after an epoch
+PIECES = {piece.name: piece for run in RUNS.values() for piece in run.pieces}
 
 
 def write(
@@ -52,7 +53,7 @@ def write(
     **fields: Any,
 ) -> RunFolder:
     """A run folder by hand: train errors are half the test errors, None is a frozen member."""
-    recipe = replace(RUNS[name].resolved(quick), **fields)
+    recipe = replace({**RUNS, **PIECES}[name].resolved(quick), **fields)
     folder = results.run_folder(name, quick)
     folder.path.mkdir(parents=True)
     folder.write_text("recipe.toml", recipe.to_toml())
@@ -238,6 +239,47 @@ def test_a_part_is_shown_while_the_rest_is_missing(results: Results) -> None:
     (table,) = only(Table, RESULTS_TABLE.blocks(results))
     assert [row[0] for row in table.rows] == ["EP-1h", "EP-2h"]
     assert table.rows[1][2].endswith(" (quick)")
+
+
+def test_a_run_in_parts_is_read_as_one_and_shown_as_far_as_it_is_there(results: Results) -> None:
+    def published(epoch: int, member: Any) -> float | None:
+        return (
+            None if member.angle == 180.0 and epoch > 3 else as_published("c-vf-2h")(epoch, member)
+        )
+
+    run = RUNS["c-vf-2h"]
+    first, second = run.pieces
+    write(results, first.name, published)
+    assert training.progress(run, results) == (150, 300)
+    assert (training.state(["c-vf-2h"], results), C_VF_2H.passed(results)) == ("missing", None)
+    assert rows(FULL, results)["C-VF-2h, Ψ = 67.5°"].passed
+    assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].ours is None
+    write(results, second.name, published)
+    assert training.progress(run, results) == (300, 300)
+    assert training.state(["c-vf-2h"], results) == "full"
+    joined = training.outcome(run, results, quick=False)
+    assert joined is not None
+    assert joined.recipe.members() == run.resolved(quick=False).members()
+    assert joined.summary["wall_seconds"] == 180.0
+    assert [it["member"] for it in joined.summary["frozen"]] == [40, 41, 42, 43, 44]
+    frozen = joined.errors(180.0)
+    assert frozen is not None
+    assert (frozen.frozen, frozen.test.mean) == (5, 90.0)
+    assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].passed
+    assert joined.curves("test_error", 90.0).shape == (150, 5)
+
+
+def test_the_parts_of_a_run_are_trained_one_after_the_other(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(training.datasets, "load", lambda *_: None)
+    monkeypatch.setattr(training, "Training", lambda recipe, *_, **__: begun.append(recipe.name))
+    monkeypatch.setattr(training.session, "train", lambda *_, **__: {"frozen": []})
+    first, second = RUNS["c-vf-2h"].pieces
+    write(results, first.name, as_published("c-vf-2h"))
+    training.train(RUNS["c-vf-2h"], Order(results, say=lambda line: None))
+    assert begun == [second.name]
 
 
 def test_a_row_that_does_not_pass_says_so_and_which_deviation_does(results: Results) -> None:

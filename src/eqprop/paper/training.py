@@ -7,7 +7,7 @@ named done otherwise. Several items share a run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,20 @@ class TrainingRun:
     recipe: str  # that it runs, or deviates from
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     note: str = ""  # the deviation, in words
+    # angles that are trained together, each in a folder of its own, where all would take too long
+    parts: tuple[tuple[float, ...], ...] = ()
 
     @property
     def label(self) -> str:
         """A deviation's short name, "in-turn"; empty for a recipe as released."""
         return self.name.removeprefix(self.recipe).removeprefix("-")
+
+    @property
+    def pieces(self) -> tuple[TrainingRun, ...]:
+        return tuple(
+            TrainingRun(f"{self.name}-part-{k}", self.recipe, {**self.overrides, "angle": angles})
+            for k, angles in enumerate(self.parts, 1)
+        )
 
     def resolved(self, quick: bool) -> Recipe:
         recipe = recipes.load(self.recipe, {**self.overrides, "name": self.name})
@@ -57,6 +66,11 @@ def _recipe(name: str, **overrides: Any) -> TrainingRun:
 
 def _deviation(recipe: str, label: str, note: str, **overrides: Any) -> TrainingRun:
     return TrainingRun(f"{recipe}-{label}", recipe, overrides, note)
+
+
+def _in_parts(run: TrainingRun) -> TrainingRun:
+    """Twenty and twenty-five networks."""
+    return replace(run, parts=(ANGLES[:4], ANGLES[4:]))
 
 
 _IN_TURN = "layers updated in turn in the free phase"
@@ -94,8 +108,8 @@ RUNS = {
             bias=False,
             frozen=(),
         ),
-        _recipe("c-vf-2h", angle=ANGLES),
-        _deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
+        _in_parts(_recipe("c-vf-2h", angle=ANGLES)),
+        _in_parts(_deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True)),
     )
 }
 
@@ -163,6 +177,41 @@ def measured(values: Tensor) -> Measured:
 
 def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
     """None unless the run is there, of this recipe, and complete."""
+    whole = _whole(run, results, quick)
+    if whole is not None or quick or not run.parts:
+        return whole
+    parts = [_whole(piece, results, quick) for piece in run.pieces]
+    return None if None in parts else _joined(run, [it for it in parts if it is not None])
+
+
+def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
+    """The networks of several parts as those of one run."""
+    epochs = max(len(part.recorded["test_error"]) for part in parts)
+    recorded = {
+        key: torch.cat([_padded(part.recorded[key], epochs) for part in parts], dim=1)
+        for key in ("train_error", "test_error")
+    }
+    frozen, before = [], 0
+    for part in parts:
+        frozen += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
+        before += len(part.recipe.members())
+    angles = tuple(member.angle for part in parts for member in part.recipe.members())
+    recipe = replace(parts[0].recipe, name=run.name, angle=tuple(dict.fromkeys(angles)))
+    summary = {
+        **parts[0].summary,
+        "frozen": frozen,
+        "wall_seconds": sum(part.summary["wall_seconds"] for part in parts),
+    }
+    return Outcome(run, parts[0].quick, recipe, recorded, summary)
+
+
+def _padded(curves: Tensor, epochs: int) -> Tensor:
+    """A part in which all networks froze is over before the others are."""
+    missing = curves.new_full((epochs - len(curves), curves.shape[1]), torch.nan)
+    return torch.cat([curves, missing])
+
+
+def _whole(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
     folder = results.run_folder(run.name, quick)
     files = [folder.path / name for name in ("recipe.toml", "metrics.jsonl", "summary.json")]
     if not all(file.is_file() for file in files):
@@ -185,27 +234,40 @@ def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> O
 
 
 def best(run: TrainingRun, results: Results) -> Outcome | None:
-    """The full outcome if it is there, else the quick one."""
-    return outcome(run, results, quick=False) or outcome(run, results, quick=True)
+    """The full outcome if it is there, or the parts of it that are, or the quick one."""
+    full = outcome(run, results, quick=False)
+    if full is None and run.parts:
+        parts = [it for it in (_whole(piece, results, False) for piece in run.pieces) if it]
+        full = _joined(run, parts) if parts else None
+    return full or outcome(run, results, quick=True)
 
 
 def progress(run: TrainingRun, results: Results) -> tuple[int, int]:
     """Epochs done and to do of the full run, also if it is not complete."""
     file = results.run_folder(run.name, quick=False).path / "metrics.jsonl"
-    done = file.read_bytes().count(b"\n") if file.is_file() else 0
-    return done, run.resolved(quick=False).epochs
+    if run.parts and not file.is_file():
+        done, of = zip(*(progress(piece, results) for piece in run.pieces), strict=True)
+        return sum(done), sum(of)
+    lines = file.read_bytes().count(b"\n") if file.is_file() else 0
+    return lines, run.resolved(quick=False).epochs
 
 
 def state(names: Iterable[str], results: Results) -> State:
     """That of the weakest run."""
-    found = [best(RUNS[name], results) for name in names]
-    if None in found:
-        return "missing"
-    return "quick" if any(it is not None and it.quick for it in found) else "full"
+    runs = [RUNS[name] for name in names]
+    if all(outcome(run, results, quick=False) for run in runs):
+        return "full"
+    there = all(any(outcome(run, results, quick) for quick in (False, True)) for run in runs)
+    return "quick" if there else "missing"
 
 
 def train(run: TrainingRun, order: Order) -> None:
     """Train what is missing, going on where an earlier attempt was stopped."""
+    begun = order.results.run_folder(run.name, order.quick).recipe_file.is_file()
+    if run.parts and not order.quick and not begun:
+        for piece in run.pieces:
+            train(piece, order)
+        return
     recipe, folder = run.resolved(order.quick), order.results.run_folder(run.name, order.quick)
     there = folder.recipe_file.is_file()
     differing = _differences(folder.recipe(), recipe) if there else []
