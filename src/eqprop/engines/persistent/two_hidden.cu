@@ -39,6 +39,7 @@ enum { FIRST = 2 }; /* of three buffers: the steady state */
 
 #ifndef DOUBLE
 struct __align__(8) Words { u32 v[2]; };
+struct __align__(16) Eight { u32 v[4]; };
 /* Four numbers as pairs of float16. */
 __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
 #pragma unroll
@@ -50,42 +51,64 @@ __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
 }
 #endif
 
-/* The states of a segment of a layer, slice by slice; their rows lie so that eight of them are read
-   without conflicts. */
+/* The states of a segment of a layer, slice by slice. Eight neurons of eight samples lie together,
+   as the units for matrix products read them. */
+#define EIGHTS (BN * 16) /* bytes from eight neurons to the next eight */
+#define LOW (SLICE / 8 * EIGHTS) /* from the high halves to the low ones */
 struct __align__(16) Segment {
 #ifdef DOUBLE
-    struct Row { real v[SLICE]; } rows[GRID][BN];
-#else
-    struct Row { unsigned short high[SLICE], low[SLICE], space[8]; } rows[GRID][BN];
-#endif
-    __device__ __forceinline__ const Row &row(u32 b, u32 column) const { return rows[column / SLICE][b]; }
-    __device__ __forceinline__ Row &row(u32 b, u32 column) { return rows[column / SLICE][b]; }
-
+    struct Slice { real v[BN][SLICE]; } slices[GRID];
+    __device__ __forceinline__ real &entry(u32 b, u32 column) { return slices[column / SLICE].v[b][column % SLICE]; }
+    __device__ __forceinline__ real entry(u32 b, u32 column) const {
+        return slices[column / SLICE].v[b][column % SLICE];
+    }
     __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
-        const Row &r = row(b, column);
-#ifdef DOUBLE
-        return *(const Quad *)&r.v[column % SLICE];
+        return *(const Quad *)&slices[column / SLICE].v[b][column % SLICE];
+    }
+    __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) { *(Quad *)&entry(b, column) = q; }
+    /* CHANGE_SCALE (a − b), by half of the threads, of which this is the k-th */
+    __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
+        for (; k < GRID * BN * SLICE; k += THREADS / 2)
+            ((real *)slices)[k] = CHANGE_SCALE * (((const real *)a.slices)[k] - ((const real *)b.slices)[k]);
+    }
 #else
-        Words h = *(const Words *)&r.high[column % SLICE], l = *(const Words *)&r.low[column % SLICE];
+    struct Slice { unsigned short high[SLICE / 8][BN][8], low[SLICE / 8][BN][8]; } slices[GRID];
+    __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
+        const Slice &s = slices[column / SLICE];
+        const u32 eight = column % SLICE / 8;
+        Words h = *(const Words *)&s.high[eight][b][column % 8], l = *(const Words *)&s.low[eight][b][column % 8];
         return {first_half(h.v[0]) + first_half(l.v[0]), second_half(h.v[0]) + second_half(l.v[0]),
                 first_half(h.v[1]) + first_half(l.v[1]), second_half(h.v[1]) + second_half(l.v[1])};
-#endif
     }
     __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) {
-        Row &r = row(b, column);
-#ifdef DOUBLE
-        *(Quad *)&r.v[column % SLICE] = q;
-#else
+        Slice &s = slices[column / SLICE];
+        const u32 eight = column % SLICE / 8;
         Words h, l;
         split(q, h, l);
-        *(Words *)&r.high[column % SLICE] = h;
-        *(Words *)&r.low[column % SLICE] = l;
-#endif
+        *(Words *)&s.high[eight][b][column % 8] = h;
+        *(Words *)&s.low[eight][b][column % 8] = l;
     }
+    __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
+        for (; k < GRID * LOW / 16; k += THREADS / 2) {
+            const u32 slice = k / (LOW / 16), at = k % (LOW / 16);
+            const Eight *of_a = (const Eight *)&a.slices[slice], *of_b = (const Eight *)&b.slices[slice];
+            Eight high = of_a[at], low = of_a[at + LOW / 16], high_b = of_b[at], low_b = of_b[at + LOW / 16];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float first = CHANGE_SCALE * ((first_half(high.v[i]) - first_half(high_b.v[i])) +
+                                              (first_half(low.v[i]) - first_half(low_b.v[i])));
+                float second = CHANGE_SCALE * ((second_half(high.v[i]) - second_half(high_b.v[i])) +
+                                               (second_half(low.v[i]) - second_half(low_b.v[i])));
+                high.v[i] = halves(first, second);
+                low.v[i] = halves(first - first_half(high.v[i]), second - second_half(high.v[i]));
+            }
+            ((Eight *)&slices[slice])[at] = high;
+            ((Eight *)&slices[slice])[at + LOW / 16] = low;
+        }
+    }
+#endif
 };
-#define SLICE_BYTES (B * (u32)sizeof(Segment::Row)) /* of the states of a slice */
-#define COLUMN(j) ((j) / SLICE * BN * (int)sizeof(Segment::Row) + (j) % SLICE * 2) /* from the first, in bytes */
-#define LOW (2 * SLICE)                                                           /* from the high half */
+#define COLUMN(j) ((j) / SLICE * (u32)sizeof(Segment::Slice) + (j) % SLICE / 8 * EIGHTS) /* bytes, j in eights */
 
 /* Partial sums for sixteen neurons, as a warp computes and sends them. */
 struct __align__(16) Sums {
@@ -94,6 +117,7 @@ struct __align__(16) Sums {
     __device__ __forceinline__ real *at(u32 b, u32 neuron) { return &v[b][neuron ^ (b / 2 % 2 * 8)]; }
 };
 #define SUMS_BYTES (B * 16 * (u32)sizeof(real))
+#define SLICE_BYTES ((u32)sizeof(Segment::Slice))
 
 struct Shared {
     __align__(16) real x[NX][BP]; /* transposed */
@@ -122,6 +146,7 @@ struct Shared {
     u32 lit[(NX + 31) / 32 + 1];
     short active[NX];
     int actives;
+    int at, until; /* this minibatch; how many steps there will have been at the end of the phase */
     unsigned char label[BP];
     double wrong[BP], loss[BP];
 #ifdef DOUBLE
@@ -166,9 +191,6 @@ struct Strip {
     }
 
 #ifdef DOUBLE
-    __device__ __forceinline__ static real entry(const Segment &s, int b, int column) {
-        return s.row(b, column).v[column % SLICE];
-    }
     __device__ __forceinline__ void load(const View &w) {
         const u32 warp = thread() / 32, lane = thread() % 32;
         for (int i = 0; i < 16; i++)
@@ -181,7 +203,7 @@ struct Strip {
         for (int i = 0; i < 4; i++) {
             sums[i] = 0;
             for (int k = 0; k < SEGMENT; k++)
-                sums[i] += m.strip[l.warp][l.row + i / 2 * 8][k] * entry(s, 8 * n + l.pair + i % 2, k);
+                sums[i] += m.strip[l.warp][l.row + i / 2 * 8][k] * s.entry(8 * n + l.pair + i % 2, k);
         }
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
@@ -213,7 +235,7 @@ struct Strip {
     __device__ __forceinline__ void multiply(const Segment &s, int n, real *sums) const {
         const u32 lane = thread() % 32;
         real second[4] = {}, third[4] = {};
-        Place corner = place_of(&s.rows[0][8 * n + lane % 8]) + LOW * (lane / 16) + 16 * (lane / 8 % 2);
+        Place corner = place_of(&s) + 128 * n + 16 * (lane % 8) + EIGHTS * (lane / 8 % 2) + LOW * (lane / 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] = 0;
         u32 b[3][4]; /* high, low, for this step and the two that follow */
@@ -248,8 +270,8 @@ struct Strip {
        numbers that are not used. */
     template <int TERMS> __device__ __forceinline__ static Place sample(const Terms &terms, u32 k) {
         const bool beyond = k >= TERMS * B, second = TERMS > 1 && k >= B && !beyond;
-        const Place rows = second ? place_of(terms.second) : place_of(terms.first);
-        return rows + (u32)sizeof(Segment::Row) * (beyond ? B % BN : second ? k - B : k);
+        const Place samples = second ? place_of(terms.second) : place_of(terms.first);
+        return samples + 16 * (beyond ? B % BN : second ? k - B : k);
     }
 #endif
 #define EACH_ENTRY                                         \
@@ -268,8 +290,8 @@ struct Strip {
         Place b_at[pairs];
 #pragma unroll
         for (int k = 0; k < pairs; k++) {
-            Place a_at = sample<TERMS>(a, 16 * k + matrix / 2 * 8 + line) + COLUMN(first_row) + 16 * (matrix % 2);
-            b_at[k] = sample<TERMS>(b, 16 * k + matrix % 2 * 8 + line) + 16 * (matrix / 2);
+            Place a_at = sample<TERMS>(a, 16 * k + matrix / 2 * 8 + line) + COLUMN(first_row) + EIGHTS * (matrix % 2);
+            b_at[k] = sample<TERMS>(b, 16 * k + matrix % 2 * 8 + line) + EIGHTS * (matrix / 2);
             load_transposed(a_high[k], a_at);
             load_transposed(a_low[k], a_at + LOW);
             if (MINUS)
@@ -287,8 +309,8 @@ struct Strip {
             real d[2][4] = {};
 #ifdef DOUBLE
             EACH_ENTRY for (int k = 0; k < TERMS * B; k++) {
-                real product = entry(k < B ? *a.first : *a.second, k % B, first_row + l.row + i / 2 * 8) *
-                               entry(k < B ? *b.first : *b.second, k % B, 16 * step + 8 * half + l.pair + i % 2);
+                real product = (k < B ? a.first : a.second)->entry(k % B, first_row + l.row + i / 2 * 8) *
+                               (k < B ? b.first : b.second)->entry(k % B, 16 * step + 8 * half + l.pair + i % 2);
                 d[half][i] += MINUS && k >= B ? -product : product;
             }
 #else
@@ -391,7 +413,7 @@ struct Stepper {
         meet_some(1 + layer, 32 * FINISHERS);
         if (w.worker == 0) expect(ready, (GRID - 1) * SLICE_BYTES / sizeof(real));
         if (w.worker < GRID && w.worker != (layer ? w.down : w.across)) {
-            void *mine = s.rows[layer ? w.down : w.across];
+            void *mine = &s.slices[layer ? w.down : w.across];
             send_block(mine, mine, SLICE_BYTES, ready, layer ? w.worker * GRID + w.across : w.down * GRID + w.worker);
         }
     }
@@ -628,14 +650,15 @@ __device__ __forceinline__ void begin(const Problem &p, Shared &m) {
     if (p.images) fetch_bytes(p, m, k.e, 0);
 }
 
-__device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Stepper &s, int at) {
+__device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Stepper &s) {
     const Task k(p);
-    read_minibatch(p, m, k.e, at, k.first_sample);
+    read_minibatch(p, m, k.e, m.at, k.first_sample);
     STAMP(8)
-    if (p.images && at + 1 < p.minibatches) fetch_bytes(p, m, k.e, at + 1);
+    if (p.images && m.at + 1 < p.minibatches) fetch_bytes(p, m, k.e, m.at + 1);
+    if (k.t == 0) m.until = s.n1 + p.free_steps;
     if (k.t == 0 && p.nudged_steps) {
         const int e = k.e;
-        const real beta = p.beta[(i64)at * p.members + e];
+        const real beta = p.beta[(i64)m.at * p.members + e];
         m.c = {beta, (real)p.inside, p.rate_wx[e] / beta, p.rate_bx[e] / beta, p.rate_wm[e] / beta, p.rate_wn[e] / beta,
                p.rate_bm[e] / beta, p.rate_wf[e] / beta, p.rate_wb[e] / beta, p.rate_bo[e] / beta};
     }
@@ -661,9 +684,9 @@ __device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Ste
 }
 
 /* What the free phase came to. */
-__device__ __forceinline__ void record(const Problem &p, Shared &m, const Stepper &s, bool last) {
+__device__ __forceinline__ void record(const Problem &p, Shared &m, const Stepper &s) {
     const Task k(p);
-    if (last) {
+    if (m.at == p.minibatches - 1) {
         for (int i = k.t; i < B * SLICE; i += THREADS) {
             int b = i / SLICE, j = i % SLICE;
             i64 sample = (i64)k.e * p.samples + k.first_sample + b;
@@ -676,7 +699,8 @@ __device__ __forceinline__ void record(const Problem &p, Shared &m, const Steppe
     count_answers(p, m, s.n1 & 1, k.rank);
 }
 
-__device__ __forceinline__ void begin_nudging(Shared &m, const Stepper &s, Mover<Shared> &mover) {
+__device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const Stepper &s, Mover<Shared> &mover) {
+    if (thread() == 0) m.until = s.n1 + p.nudged_steps;
     const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
     for (int k = t; k < BP * SLICE; k += THREADS) {
         (&m.h1[FIRST][0][0])[k] = (&m.h1[now1][0][0])[k];
@@ -705,15 +729,10 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
     const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
     /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
     const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
-    if (moves)
-        for (u32 k = thread(); k < 2 * BN * (SEGMENT / 4); k += THREADS) {
-            u32 column = k % (SEGMENT / 4) * 4, b = k / (SEGMENT / 4) % BN, layer = k / (SEGMENT / 4) / BN;
-            Quad next = layer ? m.s2[now2].quad(b, column) : m.s1[now1].quad(b, column);
-            Quad was = layer ? m.s2[before2].quad(b, column) : m.s1[before1].quad(b, column);
-#pragma unroll
-            for (int i = 0; i < 4; i++) next.v[i] = CHANGE_SCALE * (next.v[i] - was.v[i]);
-            m.change[layer].set(b, column, next);
-        }
+    if (moves) {
+        const u32 layer = thread() / (THREADS / 2), first = thread() % (THREADS / 2);
+        m.change[layer].difference(layer ? m.s2[now2] : m.s1[now1], layer ? m.s2[before2] : m.s1[before1], first);
+    }
     for (u32 k = thread(); k < B * OP; k += THREADS)
         (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
     __syncthreads();
@@ -745,7 +764,7 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
         int o = k.t - (THREADS - 32);
         m.bias[o] = m.bo[o] + m.c.inside * m.c.bo * (sum_of_output(m, now, o) - m.sum_o[o]);
     }
-    for (int j = k.t; j < SLICE; j += THREADS) {
+    for (int j = (k.t + THREADS / 2) % THREADS; j < SLICE; j += THREADS) { /* other warps than the mover's */
         real sum = -m.sum_m[j];
         for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
         m.bias_m[j] = m.bm[j] + m.c.inside * m.c.bm * sum;
@@ -777,6 +796,11 @@ __device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s, 
     }
     if (k.t < O) m.bo[k.t] += m.c.bo * (sum_of_output(m, now, k.t) - m.sum_o[k.t]);
     move_input_weights(k.wx(p), m, m.h1[now1], m.h1[FIRST], k.first1, m.c.wx);
+}
+
+__device__ __forceinline__ void next_minibatch(Shared &m) {
+    __syncthreads();
+    if (thread() == 0) m.at++;
     __syncthreads();
 }
 
@@ -801,28 +825,35 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     Shared &m = *(Shared *)shared_memory();
     begin(p, m);
     Stepper s(m, p);
-    for (int at = 0; at < p.minibatches; at++) {
+    while (m.at < p.minibatches) {
         STAMP(15)
-        begin_minibatch(p, m, s, at);
+        begin_minibatch(p, m, s);
         STAMP(11)
+#if IN_TURN
         for (int step = 0; step < p.free_steps; step++)
-            s.step(!IN_TURN || step % 2 == 0, !IN_TURN || step % 2 == 1, false,
-                   step >= p.free_steps - (IN_TURN ? 2 : 1), !IN_TURN && step == 0);
+            s.step(step % 2 == 0, step % 2 == 1, false, step >= p.free_steps - 2);
+#else
+        while (s.n1 != m.until) s.step(true, true, false, s.n1 == m.until - 1, s.n1 == m.until - p.free_steps);
+#endif
         s.wait_for_all();
         __syncthreads();
         STAMP(6)
-        record(p, m, s, at == p.minibatches - 1);
-        if (!p.nudged_steps) continue;
+        record(p, m, s);
+        if (!p.nudged_steps) {
+            next_minibatch(m);
+            continue;
+        }
         Mover<Shared> mover(m);
-        begin_nudging(m, s, mover);
+        begin_nudging(p, m, s, mover);
         STAMP(12)
-        for (int step = 0; step < p.nudged_steps; step++) {
+        while (s.n1 != m.until) {
             s.step(true, true, true, false);
             s.wait_for_all();
             STAMP(7)
-            follow(p, m, s, mover, step == p.nudged_steps - 1);
+            follow(p, m, s, mover, s.n1 == m.until);
         }
         update(p, m, s, mover);
+        next_minibatch(m);
     }
     end(p, m);
 }
