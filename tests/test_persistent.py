@@ -11,7 +11,7 @@ import torch
 import eqprop
 from eqprop.data import Split
 from eqprop.engines.persistent import PersistentEngine, limits
-from tests.cuda_on_cpu import COMPILER, EmulatedEngine, NaiveEngine
+from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
 from tests.test_engines import RULES, TOLERANCES, distance, minibatch
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -143,6 +143,31 @@ def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluste
     assert distance(slow, fast) <= TOLERANCES["float64, 50 minibatches"]
     assert torch.equal(a.wrong, b.wrong.cpu())
     torch.testing.assert_close(b.loss.cpu(), a.loss, rtol=1e-9, atol=0)
+
+
+def test_members_that_take_turns_get_what_they_get_together():
+    source = torch.Generator().manual_seed(2)
+    index = torch.randint(200, (5, 3, 7), generator=source)
+    signs = 2.0 * torch.randint(2, (5, 3), generator=source) - 1
+    together, apart = (build_pair("C-VF", "naive", (30, 20, 5), 3, 1)[1] for _ in range(2))
+    a = together.run(bytes_of(200, 30, 5), index, signs)
+
+    class InTurns(Naive):
+        def launch(self, clusters, problem):
+            for part in problem.turns(2):
+                part.residual.zero_()
+                super().launch(1, part)
+
+    apart.kernel = lambda batch, tasks: InTurns()
+    b = apart.run(bytes_of(200, 30, 5), index, signs)
+    assert distance(together, apart) <= 1e-14
+    assert torch.equal(a.wrong, b.wrong)
+    torch.testing.assert_close(a.loss, b.loss, rtol=1e-12, atol=0)
+    one, other = together.relaxation, apart.relaxation
+    for x, y in zip(
+        (*one.state, one.sample_residual), (*other.state, other.sample_residual), strict=True
+    ):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-13)
 
 
 FLOAT32 = [

@@ -33,6 +33,7 @@ COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
 MOST_OUTPUTS, MOST_ROWS = 16, 40
+TURN = 250  # minibatches of a member at a time, where not all members run at once
 MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
 
 
@@ -88,7 +89,9 @@ class PersistentEngine(Engine):
         self._columns: dict[tuple[str, int], Tensor] = {}
         # samples that are relaxed together where nothing is learned
         self._tile = 20 if model.dtype == torch.float32 else 8
-        self.kernel(self._tile, self._members)  # whatever cannot be built is known at once
+        # whatever cannot be built is known at once
+        if self.kernel(self._tile, self._members).resident() < self._members:
+            self.chunk = 6 * TURN
 
     @property
     def _device(self) -> torch.device:
@@ -283,10 +286,31 @@ class PersistentEngine(Engine):
             self._columns[name, batch] = column.to(self._device, self.model.dtype).contiguous()
         return self._columns[name, batch]
 
+    def _take_turns(self, kernel: Kernel, problem: Problem) -> None:
+        """More members than run at once: some minibatches of each at a time, so that no
+        multiprocessor is idle while others finish the last members.
+        """
+        parts = problem.turns(TURN)
+        streams = [torch.cuda.Stream() for _ in range(min(self._members, 32))]
+        current = torch.cuda.current_stream()
+        for stream in streams:
+            stream.wait_stream(current)
+        for k, part in enumerate(parts):
+            with torch.cuda.stream(streams[k % self._members % len(streams)]):
+                part.residual.zero_()  # what counts is the last
+                kernel.launch(1, part)
+        for stream in streams:
+            current.wait_stream(stream)
+        current.synchronize()  # the parts live until then
+
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]
         tasks = self._members * (1 if problem.nudged_steps else math.ceil(samples / batch))
-        self.kernel(batch, tasks).launch(tasks, problem)
+        kernel = self.kernel(batch, tasks)
+        if problem.index is not None and tasks > kernel.resident():
+            self._take_turns(kernel, problem)
+        else:
+            kernel.launch(tasks, problem)
         steps, shape = problem.free_steps, self.model.ensemble
         return Relaxation(
             state=tuple(problem.states),

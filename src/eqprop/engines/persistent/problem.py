@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -58,6 +58,34 @@ class Problem:
     @property
     def minibatches(self) -> int:
         return 1 if self.index is None else len(self.index)
+
+    def turns(self, size: int) -> list[Problem]:
+        """Member after member, `size` minibatches each; then the next ones."""
+        starts = range(0, self.minibatches, size)
+        return [self.part(e, first, first + size) for first in starts for e in range(self.members)]
+
+    def part(self, member: int, first: int, last: int) -> Problem:
+        """The minibatches from `first` to before `last` of one member, in the same memory."""
+        E, only = self.members, slice(member, member + 1)
+        assert self.beta is not None
+        assert self.index is not None
+        assert self.wrong is not None
+        assert self.loss is not None
+        return replace(
+            self,
+            weights=[w[only] for w in self.weights],
+            backward=[None if w is None else w[only] for w in self.backward],
+            biases=[None if b is None else b[only] for b in self.biases],
+            weight_rates=[r[only] for r in self.weight_rates],
+            backward_rates=[r[only] for r in self.backward_rates],
+            bias_rates=[r[only] for r in self.bias_rates],
+            states=[s.view(E, *s.shape[-2:])[only] for s in self.states],
+            residual=self.residual.view(E, -1)[only],
+            beta=self.beta[first:last, only].contiguous(),
+            index=self.index.view(len(self.index), E, -1)[first:last, only].contiguous(),
+            wrong=self.wrong[only],
+            loss=self.loss[only],
+        )
 
     def struct(self) -> Struct:
         """As the kernels read it. It points into the tensors, which must live on."""
