@@ -79,7 +79,7 @@ class PersistentEngine(Engine):
         self._smallest = 16 if self._deep else 2
         usable = tuple(c for c in CLUSTERS if not self._deep or c in (16, 4, 1))
         self._clusters = usable if cluster is None else (cluster,)
-        self._kernels: dict[tuple[int, int], Kernel] = {}
+        self._kernels: dict[int, Kernel] = {}
         self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch
         if profile:
             self.clocks = torch.zeros(16, dtype=torch.int64, device=self._device)
@@ -88,24 +88,26 @@ class PersistentEngine(Engine):
         self._columns: dict[tuple[str, int], Tensor] = {}
         # samples that are relaxed together where nothing is learned
         self._tile = 20 if model.dtype == torch.float32 else 8
-        self.kernel(self._tile, self._members)  # whatever cannot be built is known at once
+        self.kernel(self._tile)  # whatever cannot be built is known at once
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def kernel(self, batch: int, tasks: int) -> Kernel:
-        """The kernel for a batch size: with the largest cluster with which so many tasks run at
-        once, or else with the smallest that is worth while.
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for a batch size: the largest cluster with which all members run at once, or
+        else the smallest that there is.
         """
-        if (batch, tasks) not in self._kernels:
+        if batch not in self._kernels:
             capability = torch.cuda.get_device_capability()
             if capability < (9, 0):
                 raise CannotBuild("it needs a GPU with clusters: Hopper or later")
+            if self._deep and capability != (9, 0):
+                raise CannotBuild("with two hidden layers it needs an H100 or H200")
             reason, chosen = "no multiprocessor is large enough", None
             multiprocessors = torch.cuda.get_device_properties().multi_processor_count
             for cluster in self._clusters:
-                if tasks * cluster > multiprocessors and cluster > self._smallest:
+                if self._members * cluster > multiprocessors and cluster > self._smallest:
                     continue
                 try:
                     sources = [FOLDER / name for name in self._sources]
@@ -114,12 +116,12 @@ class PersistentEngine(Engine):
                     reason = str(error)
                     continue
                 chosen = candidate
-                if cluster <= self._smallest or candidate.resident() >= tasks:
+                if candidate.resident() >= self._members:
                     break
             if chosen is None:
                 raise CannotBuild(reason)
-            self._kernels[batch, tasks] = chosen
-        return self._kernels[batch, tasks]
+            self._kernels[batch] = chosen
+        return self._kernels[batch]
 
     def _constants(self, batch: int, cluster: int) -> dict[str, int]:
         net, rule = self.model, self.rule
@@ -285,8 +287,8 @@ class PersistentEngine(Engine):
 
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]
-        tasks = self._members * (1 if problem.nudged_steps else math.ceil(samples / batch))
-        self.kernel(batch, tasks).launch(tasks, problem)
+        tiles = 1 if problem.nudged_steps else math.ceil(samples / batch)
+        self.kernel(batch).launch(self._members * tiles, problem)
         steps, shape = problem.free_steps, self.model.ensemble
         return Relaxation(
             state=tuple(problem.states),
