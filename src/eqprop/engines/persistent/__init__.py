@@ -99,11 +99,8 @@ class PersistentEngine(Engine):
         else the smallest that there is.
         """
         if batch not in self._kernels:
-            capability = torch.cuda.get_device_capability()
-            if capability < (9, 0):
+            if torch.cuda.get_device_capability() < (9, 0):
                 raise CannotBuild("it needs a GPU with clusters: Hopper or later")
-            if self._deep and capability != (9, 0):
-                raise CannotBuild("with two hidden layers it needs an H100 or H200")
             reason, chosen = "no multiprocessor is large enough", None
             multiprocessors = torch.cuda.get_device_properties().multi_processor_count
             for cluster in self._clusters:
