@@ -145,8 +145,7 @@ class PersistentEngine(Engine):
             if rows is None:
                 raise CannotBuild(f"{hidden[0]} hidden neurons in a cluster of {cluster}")
             warps = groups * math.ceil(batch / rows)
-            parts = 20 if net.dtype == torch.float32 else 6
-            constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
+            constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1}
             if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32:
                 constants["STRIP"] = 4
             constants["SPLIT"] = 16
@@ -155,13 +154,13 @@ class PersistentEngine(Engine):
             if 32 * slice_ * grid > MOST_SEGMENT:
                 raise CannotBuild(f"{max(hidden)} hidden neurons in a cluster of {cluster}")
             warps = 4 * slice_ * grid
-            parts = 20 if net.dtype == torch.float32 else 6
-            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "MOST_PARTS": parts}
+            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0}
         constants |= {
             "NX": net.input.size,
             "O": outputs,
             "B": batch,
             "THREADS": 32 * warps,
+            "MOST_PARTS": 20 if net.dtype == torch.float32 else 6,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),
