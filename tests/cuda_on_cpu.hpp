@@ -95,7 +95,6 @@ template <class T> static void atomicMax(T *place, T value) { if (value > *place
 template <class To, class From> static To same_bits(From v) { To to; memcpy(&to, &v, sizeof to); return to; }
 static u32 __float_as_uint(float v) { return same_bits<u32>(v); }
 static i64 __double_as_longlong(double v) { return same_bits<i64>(v); }
-static float __uint_as_float(u32 v) { return same_bits<float>(v); }
 
 /* ---- what chip.cuh has ---- */
 

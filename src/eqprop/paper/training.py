@@ -180,8 +180,14 @@ def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
     whole = _whole(run, results, quick)
     if whole is not None or quick or not run.parts:
         return whole
-    parts = [_whole(piece, results, quick) for piece in run.pieces]
-    return None if None in parts else _joined(run, [it for it in parts if it is not None])
+    parts = _parts(run, results)
+    return _joined(run, parts) if len(parts) == len(run.parts) else None
+
+
+def _parts(run: TrainingRun, results: Results) -> list[Outcome]:
+    """Those that are complete."""
+    found = (_whole(piece, results, quick=False) for piece in run.pieces)
+    return [it for it in found if it is not None]
 
 
 def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
@@ -236,9 +242,8 @@ def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> O
 def best(run: TrainingRun, results: Results) -> Outcome | None:
     """The full outcome if it is there, or the parts of it that are, or the quick one."""
     full = outcome(run, results, quick=False)
-    if full is None and run.parts:
-        parts = [it for it in (_whole(piece, results, False) for piece in run.pieces) if it]
-        full = _joined(run, parts) if parts else None
+    if full is None and (parts := _parts(run, results)):
+        return _joined(run, parts)
     return full or outcome(run, results, quick=True)
 
 

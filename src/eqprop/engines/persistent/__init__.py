@@ -80,7 +80,7 @@ class PersistentEngine(Engine):
         self._smallest = 16 if self._deep else 2
         usable = tuple(c for c in CLUSTERS if not self._deep or c in (16, 4, 1))
         self._clusters = usable if cluster is None else (cluster,)
-        self._kernels: dict[tuple[int, int], Kernel] = {}
+        self._kernels: dict[int, Kernel] = {}
         self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch
         if profile:
             self.clocks = torch.zeros(16, dtype=torch.int64, device=self._device)
@@ -90,25 +90,24 @@ class PersistentEngine(Engine):
         # samples that are relaxed together where nothing is learned
         self._tile = 20 if model.dtype == torch.float32 else 8
         # whatever cannot be built is known at once
-        if self.kernel(self._tile, self._members).resident() < self._members:
+        if self.kernel(self._tile).resident() < self._members:
             self.chunk = 6 * TURN
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def kernel(self, batch: int, tasks: int) -> Kernel:
-        """The kernel for a batch size: with the largest cluster with which so many tasks run at
-        once, or else with the smallest that is worth while.
+    def kernel(self, batch: int) -> Kernel:
+        """The kernel for a batch size: the largest cluster with which all members run at once, or
+        else the smallest that there is.
         """
-        if (batch, tasks) not in self._kernels:
-            capability = torch.cuda.get_device_capability()
-            if capability < (9, 0):
+        if batch not in self._kernels:
+            if torch.cuda.get_device_capability() < (9, 0):
                 raise CannotBuild("it needs a GPU with clusters: Hopper or later")
             reason, chosen = "no multiprocessor is large enough", None
             multiprocessors = torch.cuda.get_device_properties().multi_processor_count
             for cluster in self._clusters:
-                if tasks * cluster > multiprocessors and cluster > self._smallest:
+                if self._members * cluster > multiprocessors and cluster > self._smallest:
                     continue
                 try:
                     sources = [FOLDER / name for name in self._sources]
@@ -117,12 +116,12 @@ class PersistentEngine(Engine):
                     reason = str(error)
                     continue
                 chosen = candidate
-                if cluster <= self._smallest or candidate.resident() >= tasks:
+                if candidate.resident() >= self._members:
                     break
             if chosen is None:
                 raise CannotBuild(reason)
-            self._kernels[batch, tasks] = chosen
-        return self._kernels[batch, tasks]
+            self._kernels[batch] = chosen
+        return self._kernels[batch]
 
     def _constants(self, batch: int, cluster: int) -> dict[str, int]:
         net, rule = self.model, self.rule
@@ -149,8 +148,7 @@ class PersistentEngine(Engine):
             if rows is None:
                 raise CannotBuild(f"{hidden[0]} hidden neurons in a cluster of {cluster}")
             warps = groups * math.ceil(batch / rows)
-            parts = 20 if net.dtype == torch.float32 else 6
-            constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1, "MOST_PARTS": parts}
+            constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1}
             if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32:
                 constants["STRIP"] = 4
             constants["SPLIT"] = 16
@@ -159,13 +157,13 @@ class PersistentEngine(Engine):
             if 32 * slice_ * grid > MOST_SEGMENT:
                 raise CannotBuild(f"{max(hidden)} hidden neurons in a cluster of {cluster}")
             warps = 4 * slice_ * grid
-            parts = 20 if net.dtype == torch.float32 else 6
-            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "MOST_PARTS": parts}
+            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0}
         constants |= {
             "NX": net.input.size,
             "O": outputs,
             "B": batch,
             "THREADS": 32 * warps,
+            "MOST_PARTS": 20 if net.dtype == torch.float32 else 6,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),
@@ -306,7 +304,7 @@ class PersistentEngine(Engine):
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]
         tasks = self._members * (1 if problem.nudged_steps else math.ceil(samples / batch))
-        kernel = self.kernel(batch, tasks)
+        kernel = self.kernel(batch)
         if problem.index is not None and tasks > kernel.resident():
             self._take_turns(kernel, problem)
         else:

@@ -128,12 +128,12 @@ __device__ __forceinline__ u32 halves(float first, float second) {
 }
 __device__ __forceinline__ float first_half(u32 word) {
     float value;
-    asm volatile("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(value) : "r"(word));
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(value) : "r"(word));
     return value;
 }
 __device__ __forceinline__ float second_half(u32 word) {
     float value;
-    asm volatile("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(value) : "r"(word));
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(value) : "r"(word));
     return value;
 }
 /* c += a b, of 16 × 16 and 16 × 8, spread over the warp as PTX describes for mma.m16n8k16 */

@@ -47,7 +47,7 @@ struct Problem {
 #define STAMP(i)                                            \
     if (threadIdx.x == 0) {                                 \
         i64 clock = clock64();                              \
-        m.clocks[i] += clock - m.last;                      \
+        if (m.last) m.clocks[i] += clock - m.last;          \
         m.last = clock;                                     \
     }
 #else

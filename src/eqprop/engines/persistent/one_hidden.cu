@@ -378,7 +378,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 real v = activate(m.bias[o] + outputs.sum(n, k));
                 v += beta * (m.y[b][o] - m.o[now][b][o]);
                 m.o[now ^ 1][b][o] = v;
+#if VECTOR_FIELD
                 m.changed[b][o] = v - m.o[now][b][o];
+#endif
             }
             n++;
             __syncthreads();
@@ -392,7 +394,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             held ^= 1;
 #if CONTINUAL
             mover.write(c_wf, c_wb, inside, columns);
-            if (t >= THREADS - 32 && t - (THREADS - 32) < O) { /* a warp that moves no weights */
+            if (t >= THREADS - 32 && t - (THREADS - 32) < O) {
                 int o = t - (THREADS - 32);
                 m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now, o) - m.sum_o[o]);
             }

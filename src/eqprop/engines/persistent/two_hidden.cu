@@ -553,11 +553,8 @@ struct Stepper {
         }
     }
 
-    /* One step of the layers that move; the output moves with layer 1. With `later`, which sets the
-       two chains apart, layer 1 begins when the sums for layer 2 have come in: then one of them
-       computes while the messages of the other are on their way. */
-    __device__ __forceinline__ void step(
-        bool moves1, bool moves2, bool nudged, bool watched, bool later = false) {
+    /* One step of the layers that move; the output moves with layer 1. */
+    __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched) {
         const Where w;
         const bool answers = moves1 && w.worker >= 32 * (TILES - ANSWERERS);
         if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
@@ -565,7 +562,6 @@ struct Stepper {
             const int layer = w.forward, n = 1 + (layer ? n2 : n1);
             STAMP(5)
             wait(m.states_ready[layer ^ 1], version(layer ^ 1));
-            if (later && !w.forward) wait(m.sums_ready[1], n2 + 1);
             STAMP(0)
             if (w.worker == 0)
                 expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
@@ -733,8 +729,10 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
         const u32 layer = thread() / (THREADS / 2), first = thread() % (THREADS / 2);
         m.change[layer].difference(layer ? m.s2[now2] : m.s1[now1], layer ? m.s2[before2] : m.s1[before1], first);
     }
+#if VECTOR_FIELD
     for (u32 k = thread(); k < B * OP; k += THREADS)
         (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
+#endif
     __syncthreads();
     STAMP(13)
     if (moves) {
@@ -833,7 +831,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         for (int step = 0; step < p.free_steps; step++)
             s.step(step % 2 == 0, step % 2 == 1, false, step >= p.free_steps - 2);
 #else
-        while (s.n1 != m.until) s.step(true, true, false, s.n1 == m.until - 1, s.n1 == m.until - p.free_steps);
+        while (s.n1 != m.until) s.step(true, true, false, s.n1 == m.until - 1);
 #endif
         s.wait_for_all();
         __syncthreads();
