@@ -158,7 +158,7 @@ def test_members_that_take_turns_get_what_they_get_together():
                 part.residual.zero_()
                 super().launch(1, part)
 
-    apart.kernel = lambda batch, tasks: InTurns()
+    apart.kernel = lambda batch: InTurns()
     b = apart.run(bytes_of(200, 30, 5), index, signs)
     assert distance(together, apart) <= 1e-14
     assert torch.equal(a.wrong, b.wrong)
