@@ -58,7 +58,7 @@ def engine(
 
 def measure(case: str, train: Split) -> dict[str, Any]:
     row, networks, cluster = case.split(":")
-    members, many = int(networks), 200 if row.endswith("1h") else 50
+    members, many = int(networks), 200
     steps = (40, 20)
     whole, free, nudged = (
         rows.microseconds(engine(row, members, int(cluster), more, False), train, members, many)

@@ -360,6 +360,8 @@ struct Where {
         rank = rank_in_cluster(), down = rank / GRID, across = rank % GRID;
         forward = t < 32 * TILES, worker = t % (32 * TILES), first_row = worker / 32 * 16;
     }
+    __device__ __forceinline__ bool finishes() const { return worker < 32 * FINISHERS; }
+    __device__ __forceinline__ bool answers() const { return worker >= 32 * (TILES - ANSWERERS); }
 };
 
 /* Where the sums of a warp go, n-th step: to their owner, by way of a place here if it is another. */
@@ -410,7 +412,7 @@ struct Stepper {
         Segment &s = layer ? m.s2[version & 1] : m.s1[version & 1];
         u64 *ready = &m.states_ready[layer][version & 1];
         show();
-        meet_some(1 + layer, 32 * FINISHERS);
+        meet_some(1 + w.forward, 32 * FINISHERS);
         if (w.worker == 0) expect(ready, (GRID - 1) * SLICE_BYTES / sizeof(real));
         if (w.worker < GRID && w.worker != (layer ? w.down : w.across)) {
             void *mine = &s.slices[layer ? w.down : w.across];
@@ -472,6 +474,7 @@ struct Stepper {
                 }
             }
 #endif
+            if (watched) wait(m.states_ready[layer], version - 1); /* the other half may have finished it */
             STAMP(2)
             wait(m.sums_ready[layer], n);
             STAMP(3)
@@ -529,6 +532,7 @@ struct Stepper {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
         const u32 owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
+        if (me && me >= owned * CLUSTER) return; /* those for whom nobody waits must not wait either */
         wait(m.outputs_ready, n - 1);
         if (me == 0) {
             expect(&m.outputs_ready[n & 1], B * OP);
@@ -553,29 +557,54 @@ struct Stepper {
         }
     }
 
+    /* A layer is driven in its n-th step, by the half of the warps that holds the weights for it. */
+    __device__ __forceinline__ void drive(int layer, int n) {
+        STAMP(5)
+        wait(m.states_ready[layer ^ 1], version(layer ^ 1));
+        STAMP(0)
+        if (Where().worker == 0)
+            expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
+        send_sums(layer, n, layer ? m.s1[v1() & 1] : m.s2[v2() & 1]);
+        STAMP(1)
+    }
+
     /* One step of the layers that move; the output moves with layer 1. */
     __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched) {
         const Where w;
-        const bool answers = moves1 && w.worker >= 32 * (TILES - ANSWERERS);
+        const bool moves = w.forward ? moves2 : moves1, answers = moves1 && w.answers();
+        const int n = 1 + (w.forward ? n2 : n1);
         if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
-        if (w.forward ? moves2 : moves1) {
-            const int layer = w.forward, n = 1 + (layer ? n2 : n1);
-            STAMP(5)
-            wait(m.states_ready[layer ^ 1], version(layer ^ 1));
-            STAMP(0)
-            if (w.worker == 0)
-                expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
-            send_sums(layer, n, layer ? m.s1[v1() & 1] : m.s2[v2() & 1]);
-            STAMP(1)
-            if (w.worker < 32 * FINISHERS) finish(layer, n, nudged, watched);
-            STAMP(4)
-        }
+        if (moves) drive(w.forward, n);
+        if (nudged) __syncthreads(); /* the output weights have moved */
+        if (moves && w.finishes()) finish(w.forward, n, nudged, watched);
+        STAMP(4)
         if (answers && w.forward && nudged) send_answers(n1 + 1);
         if (answers && !w.forward) answer(n1 + 1, nudged, watched);
         n1 += moves1;
 #if IN_TURN
         n2 += moves2;
 #endif
+    }
+
+    /* The same, of all layers, where no weights move: what h1 and h2 are at a step follows from two
+       chains, one through h1 at odd steps and one through h2, and neither waits for the other. Each
+       half of the warps drives its layer twice in a row and then finishes both layers, while the
+       other half drives: so one chain computes while the messages of the other are on their way. */
+    __device__ __forceinline__ void step_freely(bool nudged, bool watched) {
+        const Where w;
+        const int n = n1 + 1;
+        drive(w.forward, n);
+        if ((n & 1) == w.forward) {
+            if (w.finishes())
+#pragma unroll 1
+                for (int k = 0; k < 2; k++) finish(w.forward ^ k, n, nudged, watched);
+            STAMP(4)
+            if (w.answers()) {
+                send_answers(n);
+                answer(n, nudged, watched);
+            }
+        }
+        n1++;
     }
 
     /* The weights of the strip in global memory. */
@@ -750,6 +779,7 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
 #endif
     }
     STAMP(14)
+    __syncthreads(); /* nobody sends while another reads `change`, in the same place */
     const Task k(p);
 #if VECTOR_FIELD
     mover.follow(m.h2[before2], m.h2[now2], now ^ 1);
@@ -768,7 +798,6 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
         m.bias_m[j] = m.bm[j] + m.c.inside * m.c.bm * sum;
     }
 #endif
-    __syncthreads();
 }
 
 __device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s, Mover<Shared> &mover) {
@@ -831,7 +860,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         for (int step = 0; step < p.free_steps; step++)
             s.step(step % 2 == 0, step % 2 == 1, false, step >= p.free_steps - 2);
 #else
-        while (s.n1 != m.until) s.step(true, true, false, s.n1 == m.until - 1);
+        while (s.n1 != m.until) s.step_freely(false, s.n1 == m.until - 1);
 #endif
         s.wait_for_all();
         __syncthreads();
@@ -845,11 +874,17 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         begin_nudging(p, m, s, mover);
         STAMP(12)
         while (s.n1 != m.until) {
+#if CONTINUAL || VECTOR_FIELD || IN_TURN
             s.step(true, true, true, false);
+#else
+            s.step_freely(true, false);
+            if (s.n1 != m.until) continue; /* EP compares the last states with the first */
+#endif
             s.wait_for_all();
             STAMP(7)
             follow(p, m, s, mover, s.n1 == m.until);
         }
+        __syncthreads();
         update(p, m, s, mover);
         next_minibatch(m);
     }
