@@ -104,6 +104,20 @@ template <class M> struct Mover {
         _Pragma("unroll") for (int w = 0; w < WIDTH; w++)
     static constexpr int at_a_time = WIDTH == 1 ? 10 : 4; /* samples */
 
+    /* Where registers are scarce, the totals wait in shared memory. */
+    __device__ __forceinline__ void keep() const {
+        EACH_TURN EACH_WEIGHT {
+            m.moved[0][output(turn) + k][column(turn) + w] = f[turn][k][w];
+            if (VECTOR_FIELD) m.moved[1][output(turn) + k][column(turn) + w] = b[turn][k][w];
+        }
+    }
+    __device__ __forceinline__ void take() {
+        EACH_TURN EACH_WEIGHT {
+            f[turn][k][w] = m.moved[0][output(turn) + k][column(turn) + w];
+            if (VECTOR_FIELD) b[turn][k][w] = m.moved[1][output(turn) + k][column(turn) + w];
+        }
+    }
+
     /* f = hᵀ o_now */
     __device__ __forceinline__ void correlate(const real (*h)[SLICE], int now) {
         EACH_TURN {

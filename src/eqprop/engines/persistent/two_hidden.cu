@@ -7,7 +7,9 @@
      2. sent to the multiprocessor that owns a slice of that segment, which adds them up, applies σ,
      3. and sends the new states to all whose blocks need them.
    Half of the warps take the block forwards, the others backwards. They wait for nothing but the
-   messages they need: in the free phase h1 and h2 are two chains that do not wait for each other.
+   messages they need: while the weights do not move, what h1 and h2 come to follows from two chains
+   (h1 at odd steps and h2 at even ones, and the reverse), and one computes while the messages of
+   the other are on their way.
    The outputs are answered meanwhile, by the warps that have nothing to add up: partial sums go to
    an owner of four outputs of a sample, and from there to all.
    Input weights and output weights are those of the slices that a multiprocessor owns, as with
@@ -25,6 +27,7 @@
 #define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
 #define WHOLE (H == SEGMENT * GRID && H2 == SEGMENT * GRID) /* no block is partly empty */
 #define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
+#define AT_ONCE (BN % 24 == 0 ? 3 : BN % 16 == 0 ? 2 : 1) /* eights that a warp multiplies at once */
 /* of each direction, the first warps add up sums, the last answer */
 #define FINISHERS (TILES < 8 ? TILES : 5)
 #define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
@@ -134,6 +137,7 @@ struct Shared {
     real wf[OP][SLICE], wb[OP][SLICE];
     real wf0[OP][SLICE];   /* before the phase */
     real other[OP][SLICE]; /* C-VF: wb before the phase; C-EP: h2_0ᵀ o_0 */
+    real moved[1 + VECTOR_FIELD][OP][SLICE]; /* the totals of a Mover */
     real o[2][BP][OP], changed[BP][OP];         /* o_{t+1} − o_t */
     __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
     real y[BP][OP];
@@ -197,14 +201,15 @@ struct Strip {
             for (int j = lane; j < SEGMENT; j += 32) m.strip[warp][i][j] = read(w, i, j);
         __syncwarp();
     }
-    /* sums[i]: of row `row` (+ 8 for i > 1) and sample 8 n + pair (+ 1 for odd i) */
-    __device__ __forceinline__ void multiply(const Segment &s, int n, real *sums) const {
+    /* sums[k][i]: of row `row` (+ 8 for i > 1) and sample 8 (n + k) + pair (+ 1 for odd i) */
+    __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
         const Lane l;
-        for (int i = 0; i < 4; i++) {
-            sums[i] = 0;
-            for (int k = 0; k < SEGMENT; k++)
-                sums[i] += m.strip[l.warp][l.row + i / 2 * 8][k] * s.entry(8 * n + l.pair + i % 2, k);
-        }
+        for (int k = 0; k < AT_ONCE; k++)
+            for (int i = 0; i < 4; i++) {
+                sums[k][i] = 0;
+                for (int j = 0; j < SEGMENT; j++)
+                    sums[k][i] += m.strip[l.warp][l.row + i / 2 * 8][j] * s.entry(8 * (n + k) + l.pair + i % 2, j);
+            }
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         const Lane l;
@@ -231,25 +236,31 @@ struct Strip {
                 set(step, r, WEIGHT_SCALE * read(w, i, j), WEIGHT_SCALE * read(w, i, j + 1));
             }
     }
-    /* The units cut off what they add, so the large products have a sum of their own. */
-    __device__ __forceinline__ void multiply(const Segment &s, int n, real *sums) const {
+    /* The units cut off what they add, so the large products have sums of their own. */
+    __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
         const u32 lane = thread() % 32;
-        real second[4] = {}, third[4] = {};
+        real small[AT_ONCE][4] = {};
         Place corner = place_of(&s) + 128 * n + 16 * (lane % 8) + EIGHTS * (lane / 8 % 2) + LOW * (lane / 16);
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums[i] = 0;
-        u32 b[3][4]; /* high, low, for this step and the two that follow */
-        load_matrices(b[0], corner);
-        if (TILES > 1) load_matrices(b[1], corner + COLUMN(16));
+        for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[k][i] = 0;
+#define EACH_EIGHT _Pragma("unroll") for (int k = 0; k < AT_ONCE; k++)
+        u32 ahead[2][AT_ONCE][4]; /* high, low, of this step and the next */
+        EACH_EIGHT load_matrices(ahead[0][k], corner + 128 * k);
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
-            if (step + 2 < TILES) load_matrices(b[(step + 2) % 3], corner + COLUMN(16 * (step + 2)));
-            multiply_add(sums, high[step], b[step % 3]);
-            multiply_add(second, high[step], b[step % 3] + 2);
-            multiply_add(third, low[step], b[step % 3]);
+            __syncwarp(); /* keeps the compiler from loading more, for which there are no registers */
+            u32(*b)[4] = ahead[step % 2];
+            if (step + 1 < TILES)
+                EACH_EIGHT load_matrices(ahead[(step + 1) % 2][k], corner + 128 * k + COLUMN(16 * (step + 1)));
+            EACH_EIGHT multiply_add(sums[k], high[step], b[k]);
+            EACH_EIGHT multiply_add(small[k], high[step], b[k] + 2);
+            EACH_EIGHT multiply_add(small[k], low[step], b[k]);
         }
+        EACH_EIGHT
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums[i] = (sums[i] + (second[i] + third[i])) * (1.0f / WEIGHT_SCALE);
+        for (int i = 0; i < 4; i++) sums[k][i] = (sums[k][i] + small[k][i]) * (1.0f / WEIGHT_SCALE);
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         factor *= WEIGHT_SCALE;
@@ -426,12 +437,14 @@ struct Stepper {
         const Lane l;
         real *rows[2] = {route.here.at(l.pair, l.row), route.here.at(l.pair, l.row + 8)};
 #pragma unroll 1
-        for (int k = 0; k < BN / 8; k++) {
-            real sums[4];
-            strip.multiply(s, k, sums);
+        for (int n = 0; n < BN / 8; n += AT_ONCE) {
+            real sums[AT_ONCE][4];
+            strip.multiply(s, n, sums);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (8 * k + l.pair + i % 2 < B) rows[i / 2][128 * k + i % 2 * 16] = sums[i];
+            for (int k = n; k < n + AT_ONCE; k++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (8 * k + l.pair + i % 2 < B) rows[i / 2][128 * k + i % 2 * 16] = sums[k - n][i];
         }
         u64 *ready = &m.sums_ready[layer][n & 1];
         if (route.leaves) show();
@@ -586,10 +599,8 @@ struct Stepper {
 #endif
     }
 
-    /* The same, of all layers, where no weights move: what h1 and h2 are at a step follows from two
-       chains, one through h1 at odd steps and one through h2, and neither waits for the other. Each
-       half of the warps drives its layer twice in a row and then finishes both layers, while the
-       other half drives: so one chain computes while the messages of the other are on their way. */
+    /* The same, of all layers, where no weights move. Each half of the warps drives its layer twice,
+       once for each chain, and then finishes both layers, while the other half drives. */
     __device__ __forceinline__ void step_freely(bool nudged, bool watched) {
         const Where w;
         const int n = n1 + 1;
@@ -724,7 +735,7 @@ __device__ __forceinline__ void record(const Problem &p, Shared &m, const Steppe
     count_answers(p, m, s.n1 & 1, k.rank);
 }
 
-__device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const Stepper &s, Mover<Shared> &mover) {
+__device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const Stepper &s) {
     if (thread() == 0) m.until = s.n1 + p.nudged_steps;
     const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
     for (int k = t; k < BP * SLICE; k += THREADS) {
@@ -745,12 +756,14 @@ __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const
         m.drive[b][j] -= sum;
     }
 #endif
+    Mover<Shared> mover(m);
     mover.begin(m.h2[now2], s.n1 & 1);
+    mover.keep();
     __syncthreads();
 }
 
 /* The weights move after a nudged step. */
-__device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, Mover<Shared> &mover, bool last) {
+__device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, bool last) {
     const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
     /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
     const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
@@ -781,10 +794,14 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
     STAMP(14)
     __syncthreads(); /* nobody sends while another reads `change`, in the same place */
     const Task k(p);
+    Mover<Shared> mover(m);
 #if VECTOR_FIELD
+    mover.take();
     mover.follow(m.h2[before2], m.h2[now2], now ^ 1);
+    mover.keep();
 #else
     if (CONTINUAL || last) mover.correlate(m.h2[now2], now);
+    if (last) mover.keep();
 #endif
 #if CONTINUAL
     mover.write(m.c.wf, m.c.wb, m.c.inside, k.columns2);
@@ -800,8 +817,10 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
 #endif
 }
 
-__device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s, Mover<Shared> &mover) {
+__device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s) {
     const Task k(p);
+    Mover<Shared> mover(m);
+    mover.take();
     const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1;
 #if WHOLLY
     if (Where().forward || !TIED) s.strip.write(s.weights(k.e));
@@ -870,8 +889,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             next_minibatch(m);
             continue;
         }
-        Mover<Shared> mover(m);
-        begin_nudging(p, m, s, mover);
+        begin_nudging(p, m, s);
         STAMP(12)
         while (s.n1 != m.until) {
 #if CONTINUAL || VECTOR_FIELD || IN_TURN
@@ -882,10 +900,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #endif
             s.wait_for_all();
             STAMP(7)
-            follow(p, m, s, mover, s.n1 == m.until);
+            follow(p, m, s, s.n1 == m.until);
         }
         __syncthreads();
-        update(p, m, s, mover);
+        update(p, m, s);
         next_minibatch(m);
     }
     end(p, m);

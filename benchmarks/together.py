@@ -1,0 +1,94 @@
+"""Train several runs of the paper at once on one GPU, and time it.
+
+    python benchmarks/together.py [--results DIR] [--out FILE] RUN ...
+
+Each run is a process of its own (`eqprop paper run RUN --device cuda`), so that one computes where
+another leaves multiprocessors idle. For that they share the GPU through NVIDIA's multi-process
+service, which is started for them where it is installed; without it they take turns, which is
+slower. What a run prints is in DIR/log-RUN.txt. Writes the times to FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from eqprop.runs import machine
+
+# the networks with one hidden layer of the full table and of appendix F.2: 65
+DEFAULT = ("c-vf-1h", "c-ep-1h", "c-ep-1h-fixed-beta", "rescaled-c-ep-1h", "ep-1h")
+
+
+@contextmanager
+def shared_gpu() -> Iterator[dict[str, str] | None]:
+    """What to add to the environment of processes that share the GPU; None if they cannot."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    with tempfile.TemporaryDirectory() as folder:
+        added = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = os.environ | added
+        started = control and subprocess.run([control, "-d"], env=environment).returncode == 0
+        probe = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
+        try:
+            works = started and subprocess.run(probe, env=environment, timeout=60).returncode == 0
+            yield added if works else None
+        finally:
+            if started and control:
+                subprocess.run([control], input=b"quit\n", env=environment, timeout=60)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", default=DEFAULT, metavar="RUN")
+    parser.add_argument("--results", type=Path, default=Path("results/paper"))
+    parser.add_argument("--out", type=Path, default=Path("results/together-gpu.json"))
+    options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    with shared_gpu() as added:
+        started = time.perf_counter()
+        running: dict[str, subprocess.Popen[bytes]] = {}
+        for run in options.runs:
+            command = [sys.executable, "-m", "eqprop", "paper", "run", run, "--device", "cuda"]
+            log = (options.results / f"log-{run}.txt").open("wb")
+            running[run] = subprocess.Popen(
+                [*command, "--results", str(options.results)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | (added or {}),
+            )
+        seconds: dict[str, float] = {}
+        failed: dict[str, int] = {}
+        while running:
+            time.sleep(0.1)
+            for run, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[run]
+                    seconds[run] = round(time.perf_counter() - started, 1)
+                    print(run, seconds[run], "s, exit code", process.returncode, flush=True)
+                    if process.returncode:
+                        failed[run] = process.returncode
+    if failed:
+        return 1
+    record = {
+        "what": "seconds until a run ended, of runs that began together, compiling included",
+        "multi-process service": added is not None,
+        "all": max(seconds.values()),
+        "runs": seconds,
+        **machine.describe("cuda"),
+    }
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
