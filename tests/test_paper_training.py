@@ -248,19 +248,20 @@ def test_a_run_in_parts_is_read_as_one_and_shown_as_far_as_it_is_there(results: 
         )
 
     run = RUNS["c-vf-2h"]
-    first, second = run.pieces
+    first, *others = run.pieces
     write(results, first.name, published)
-    assert training.progress(run, results) == (150, 300)
+    assert training.progress(run, results) == (150, 450)
     assert (training.state(["c-vf-2h"], results), C_VF_2H.passed(results)) == ("missing", None)
-    assert rows(FULL, results)["C-VF-2h, Ψ = 67.5°"].passed
+    assert rows(FULL, results)["C-VF-2h, Ψ = 45°"].passed
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].ours is None
-    write(results, second.name, published)
-    assert training.progress(run, results) == (300, 300)
+    for piece in others:
+        write(results, piece.name, published)
+    assert training.progress(run, results) == (450, 450)
     assert training.state(["c-vf-2h"], results) == "full"
     joined = training.outcome(run, results, quick=False)
     assert joined is not None
     assert joined.recipe.members() == run.resolved(quick=False).members()
-    assert joined.summary["wall_seconds"] == 180.0
+    assert joined.summary["wall_seconds"] == 270.0
     assert [it["member"] for it in joined.summary["frozen"]] == [40, 41, 42, 43, 44]
     frozen = joined.errors(180.0)
     assert frozen is not None
@@ -276,10 +277,15 @@ def test_the_parts_of_a_run_are_trained_one_after_the_other(
     monkeypatch.setattr(training.datasets, "load", lambda *_: None)
     monkeypatch.setattr(training, "Training", lambda recipe, *_, **__: begun.append(recipe.name))
     monkeypatch.setattr(training.session, "train", lambda *_, **__: {"frozen": []})
-    first, second = RUNS["c-vf-2h"].pieces
+    first, *others = RUNS["c-vf-2h"].pieces
     write(results, first.name, as_published("c-vf-2h"))
     training.train(RUNS["c-vf-2h"], Order(results, say=lambda line: None))
-    assert begun == [second.name]
+    assert begun == [piece.name for piece in others]
+    begun.clear()
+    piece = find("c-vf-2h-part-3")
+    assert isinstance(piece, training.TrainingRun)
+    training.train(piece, Order(results, say=lambda line: None))
+    assert begun == ["c-vf-2h-part-3"]
 
 
 def test_a_row_that_does_not_pass_says_so_and_which_deviation_does(results: Results) -> None:

@@ -69,8 +69,8 @@ def _deviation(recipe: str, label: str, note: str, **overrides: Any) -> Training
 
 
 def _in_parts(run: TrainingRun) -> TrainingRun:
-    """Twenty and twenty-five networks."""
-    return replace(run, parts=(ANGLES[:4], ANGLES[4:]))
+    """Fifteen networks at a time."""
+    return replace(run, parts=tuple(ANGLES[k : k + 3] for k in (0, 3, 6)))
 
 
 _IN_TURN = "layers updated in turn in the free phase"
@@ -95,6 +95,7 @@ RUNS = {
         _recipe("c-ep-2h"),
         _recipe("rescaled-c-ep-1h"),
         _recipe("rescaled-c-ep-2h"),
+        _deviation("rescaled-c-ep-2h", "in-turn", _IN_TURN, in_turn=True),
         _recipe("c-vf-1h", angle=ANGLES),
         _deviation("c-vf-1h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
         _deviation("c-vf-1h", "no-bias", _NO_BIAS, angle=ANGLES, bias=False, frozen=()),
@@ -112,6 +113,7 @@ RUNS = {
         _in_parts(_deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True)),
     )
 }
+PIECES = {piece.name: piece for run in RUNS.values() for piece in run.pieces}
 
 
 def deviations(recipe: str) -> tuple[TrainingRun, ...]:
@@ -259,7 +261,7 @@ def progress(run: TrainingRun, results: Results) -> tuple[int, int]:
 
 def state(names: Iterable[str], results: Results) -> State:
     """That of the weakest run."""
-    runs = [RUNS[name] for name in names]
+    runs = [{**RUNS, **PIECES}[name] for name in names]
     if all(outcome(run, results, quick=False) for run in runs):
         return "full"
     there = all(any(outcome(run, results, quick) for quick in (False, True)) for run in runs)
