@@ -99,7 +99,7 @@ ITEMS = (
         "curves-c-vf-2h",
         "Train and test error with C-VF, two hidden layers",
         "error_curves:C-VF-2hidden",
-        "one run of 45 networks, some 20 min on an H200; quick 40 s on two cores",
+        "one run of 45 networks, 27 min on an H200; quick 40 s on two cores",
         ("c-vf-2h",),
     ),
 )

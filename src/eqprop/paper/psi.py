@@ -21,7 +21,7 @@ class ErrorAgainstPsi(Trained):
             "error-against-psi",
             "Test error against the initial angle Ψ(θ_f, θ_b)",
             'Fig. "table:results", right',
-            "two runs of 45 networks, 2 min and some 20 min on an H200; quick 1 min on two cores",
+            "two runs of 45 networks, 2 min and 27 min on an H200; quick 1 min on two cores",
             [result.recipe for result in PUBLISHED],
         )
 

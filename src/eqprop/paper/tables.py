@@ -42,7 +42,7 @@ ITEMS = (
         "results-table",
         "Training results on MNIST",
         'Fig. "table:results", left',
-        "six runs, 4 min with one hidden layer, some 30 min with two, on an H200; quick 2 min",
+        "six runs, 2 min with one hidden layer, half an hour with two, on an H200; quick 2 min",
         RESULTS_TABLE,
     ),
     TrainingTable(
