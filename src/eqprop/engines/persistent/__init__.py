@@ -33,7 +33,7 @@ COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 CLUSTERS = (16, 8, 4, 2, 1)
 MOST_OUTPUTS, MOST_ROWS = 16, 40
-TURN = 250  # minibatches of a member at a time, where not all members run at once
+TURN = 50  # minibatches of a member at a time, where not all members run at once
 MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
 
 
@@ -91,7 +91,7 @@ class PersistentEngine(Engine):
         self._tile = 20 if model.dtype == torch.float32 else 8
         # whatever cannot be built is known at once
         if self.kernel(self._tile).resident() < self._members:
-            self.chunk = 6 * TURN
+            self.chunk = 1500  # fewer ends, at which multiprocessors are idle
 
     @property
     def _device(self) -> torch.device:
@@ -288,18 +288,21 @@ class PersistentEngine(Engine):
         """More members than run at once: some minibatches of each at a time, so that no
         multiprocessor is idle while others finish the last members.
         """
-        parts = problem.turns(TURN)
+        parts, launched = problem.turns(TURN), []
+        last = problem.minibatches - TURN
         streams = [torch.cuda.Stream() for _ in range(min(self._members, 32))]
         current = torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(current)
         for k, part in enumerate(parts):
             with torch.cuda.stream(streams[k % self._members % len(streams)]):
-                part.residual.zero_()  # what counts is the last
+                if k // self._members * TURN >= last:
+                    part.residual.zero_()  # what counts is the last
                 kernel.launch(1, part)
+            launched.append(part)
         for stream in streams:
             current.wait_stream(stream)
-        current.synchronize()  # the parts live until then
+        current.synchronize()  # what was launched lives until then
 
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -59,16 +59,21 @@ class Problem:
     def minibatches(self) -> int:
         return 1 if self.index is None else len(self.index)
 
-    def turns(self, size: int) -> list[Problem]:
-        """Member after member, `size` minibatches each; then the next ones."""
-        starts = range(0, self.minibatches, size)
-        return [self.part(e, first, first + size) for first in starts for e in range(self.members)]
-
-    def part(self, member: int, first: int, last: int) -> Problem:
-        """The minibatches from `first` to before `last` of one member, in the same memory."""
-        E, only = self.members, slice(member, member + 1)
+    def turns(self, size: int) -> Iterator[Problem]:
+        """Member after member, `size` minibatches each; then the next ones. In the same memory, but
+        for the order in which samples and signs lie.
+        """
         assert self.beta is not None
         assert self.index is not None
+        M, E = self.minibatches, self.members
+        beta = self.beta.t().contiguous()
+        index = self.index.view(M, E, -1).transpose(0, 1).contiguous()
+        members = [self._of_member(e) for e in range(E)]
+        turns = ((e, slice(first, first + size), None) for first in range(0, M, size) for e in range(E))
+        return (replace(members[at[0]], beta=beta[at], index=index[at]) for at in turns)
+
+    def _of_member(self, member: int) -> Problem:
+        E, only = self.members, slice(member, member + 1)
         assert self.wrong is not None
         assert self.loss is not None
         return replace(
@@ -81,8 +86,6 @@ class Problem:
             bias_rates=[r[only] for r in self.bias_rates],
             states=[s.view(E, *s.shape[-2:])[only] for s in self.states],
             residual=self.residual.view(E, -1)[only],
-            beta=self.beta[first:last, only].contiguous(),
-            index=self.index.view(len(self.index), E, -1)[first:last, only].contiguous(),
             wrong=self.wrong[only],
             loss=self.loss[only],
         )
