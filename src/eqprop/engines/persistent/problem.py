@@ -69,7 +69,9 @@ class Problem:
         beta = self.beta.t().contiguous()
         index = self.index.view(M, E, -1).transpose(0, 1).contiguous()
         members = [self._of_member(e) for e in range(E)]
-        turns = ((e, slice(first, first + size), None) for first in range(0, M, size) for e in range(E))
+        turns = (
+            (e, slice(first, first + size), None) for first in range(0, M, size) for e in range(E)
+        )
         return (replace(members[at[0]], beta=beta[at], index=index[at]) for at in turns)
 
     def _of_member(self, member: int) -> Problem:
