@@ -96,6 +96,9 @@ struct Shared {
 #ifdef PROFILE
     i64 clocks[16], last;
 #endif
+    __device__ __forceinline__ Quad change_of_output(int, int b, int first) const {
+        return *(const Quad *)&changed[b][first];
+    }
 };
 
 /* A thread's share of the hidden states. */

@@ -136,7 +136,7 @@ template <class M> struct Mover {
 #pragma unroll at_a_time
             for (int i = 0; i < B; i++) {
                 Quad o = *(const Quad *)&m.o[now][i][output(turn)];
-                Quad d = *(const Quad *)&m.changed[i][output(turn)];
+                Quad d = m.change_of_output(now, i, output(turn));
                 Span h_i = span(&h[i][column(turn)]), moved = span(&next[i][column(turn)]);
 #pragma unroll
                 for (int w = 0; w < WIDTH; w++) moved.v[w] -= h_i.v[w];

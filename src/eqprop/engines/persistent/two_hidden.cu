@@ -52,6 +52,13 @@ __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
         low.v[i] = halves(first - first_half(high.v[i]), second - second_half(high.v[i]));
     }
 }
+/* CHANGE_SCALE (a − b) of two numbers a, b each, in place of a */
+__device__ __forceinline__ void subtract(u32 &high, u32 &low, u32 high_b, u32 low_b) {
+    float first = CHANGE_SCALE * ((first_half(high) - first_half(high_b)) + (first_half(low) - first_half(low_b)));
+    float second = CHANGE_SCALE * ((second_half(high) - second_half(high_b)) + (second_half(low) - second_half(low_b)));
+    high = halves(first, second);
+    low = halves(first - first_half(high), second - second_half(high));
+}
 #endif
 
 /* The states of a segment of a layer, slice by slice. Eight neurons of eight samples lie together,
@@ -97,14 +104,7 @@ struct __align__(16) Segment {
             const Eight *of_a = (const Eight *)&a.slices[slice], *of_b = (const Eight *)&b.slices[slice];
             Eight high = of_a[at], low = of_a[at + LOW / 16], high_b = of_b[at], low_b = of_b[at + LOW / 16];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float first = CHANGE_SCALE * ((first_half(high.v[i]) - first_half(high_b.v[i])) +
-                                              (first_half(low.v[i]) - first_half(low_b.v[i])));
-                float second = CHANGE_SCALE * ((second_half(high.v[i]) - second_half(high_b.v[i])) +
-                                               (second_half(low.v[i]) - second_half(low_b.v[i])));
-                high.v[i] = halves(first, second);
-                low.v[i] = halves(first - first_half(high.v[i]), second - second_half(high.v[i]));
-            }
+            for (int i = 0; i < 4; i++) subtract(high.v[i], low.v[i], high_b.v[i], low_b.v[i]);
             ((Eight *)&slices[slice])[at] = high;
             ((Eight *)&slices[slice])[at + LOW / 16] = low;
         }
@@ -127,7 +127,7 @@ struct Shared {
     union {
         real sums[HALF][BP][SLICE]; /* of the drive, by parts of the pixels */
         Sums outgoing[2][2][GRID > 1 ? GRID - 1 : 1][SLICE / 16]; /* by step, layer, owner */
-        Segment change[2];          /* of h1 and h2 in a nudged step, times CHANGE_SCALE */
+        Segment change[2];          /* EP: of h1 and h2 in a nudged step, times CHANGE_SCALE */
     };
     Segment s1[2], s2[2];
     real h1[3][BP][SLICE], h2[3][BP][SLICE];    /* the slices owned */
@@ -138,7 +138,7 @@ struct Shared {
     real wf0[OP][SLICE];   /* before the phase */
     real other[OP][SLICE]; /* C-VF: wb before the phase; C-EP: h2_0ᵀ o_0 */
     real moved[1 + VECTOR_FIELD][OP][SLICE]; /* the totals of a Mover */
-    real o[2][BP][OP], changed[BP][OP];         /* o_{t+1} − o_t */
+    real o[2][BP][OP];
     __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
     real y[BP][OP];
     real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
@@ -156,6 +156,13 @@ struct Shared {
 #ifdef DOUBLE
     real strip[2 * TILES][16][SEGMENT];
 #endif
+    /* o_{t+1} − o_t, of four outputs of sample b */
+    __device__ __forceinline__ Quad change_of_output(int now, int b, int first) const {
+        Quad d = *(const Quad *)&o[now ^ 1][b][first], was = *(const Quad *)&o[now][b][first];
+#pragma unroll
+        for (int k = 0; k < 4; k++) d.v[k] -= was.v[k];
+        return d;
+    }
 #ifdef PROFILE
     i64 clocks[16], last;
 #endif
@@ -289,9 +296,9 @@ struct Strip {
     _Pragma("unroll") for (int half = 0; half < 2; half++) \
         _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-    /* W += c · (aᵀ b + a'ᵀ b'), or minus, or without the second: a for rows, b for columns. In the
-       strip, or in `weights`. */
-    template <int TERMS, bool MINUS, bool HERE>
+    /* W += c · (aᵀ b + a'ᵀ b'), or MINUS, or for one term aᵀ b; a for rows, b for columns. In the strip if
+       HERE, or in `weights`. With CHANGED, a is CHANGE_SCALE times how a.first differs from a.second. */
+    template <int TERMS, bool MINUS, bool CHANGED, bool HERE>
     __device__ __forceinline__ void move(const Terms &a, const Terms &b, u32 first_row, real c, const View &weights) {
         const Lane l;
 #ifndef DOUBLE
@@ -301,10 +308,17 @@ struct Strip {
         Place b_at[pairs];
 #pragma unroll
         for (int k = 0; k < pairs; k++) {
-            Place a_at = sample<TERMS>(a, 16 * k + matrix / 2 * 8 + line) + COLUMN(first_row) + EIGHTS * (matrix % 2);
+            const u32 row = 16 * k + matrix / 2 * 8 + line, column = COLUMN(first_row) + EIGHTS * (matrix % 2);
             b_at[k] = sample<TERMS>(b, 16 * k + matrix % 2 * 8 + line) + EIGHTS * (matrix / 2);
-            load_transposed(a_high[k], a_at);
-            load_transposed(a_low[k], a_at + LOW);
+            load_transposed(a_high[k], sample<TERMS>(a, row) + column);
+            load_transposed(a_low[k], sample<TERMS>(a, row) + column + LOW);
+            if (CHANGED) {
+                u32 high[4], low[4];
+                load_transposed(high, sample<1>({a.second, 0}, row) + column);
+                load_transposed(low, sample<1>({a.second, 0}, row) + column + LOW);
+#pragma unroll
+                for (int r = 0; r < 4; r++) subtract(a_high[k][r], a_low[k][r], high[r], low[r]);
+            }
             if (MINUS)
 #pragma unroll
                 for (int r = 0; r < 4; r++) { /* the signs of the second term */
@@ -320,8 +334,10 @@ struct Strip {
             real d[2][4] = {};
 #ifdef DOUBLE
             EACH_ENTRY for (int k = 0; k < TERMS * B; k++) {
-                real product = (k < B ? a.first : a.second)->entry(k % B, first_row + l.row + i / 2 * 8) *
-                               (k < B ? b.first : b.second)->entry(k % B, 16 * step + 8 * half + l.pair + i % 2);
+                u32 row = first_row + l.row + i / 2 * 8, column = 16 * step + 8 * half + l.pair + i % 2;
+                real post = (k < B ? a.first : a.second)->entry(k % B, row);
+                if (CHANGED) post = CHANGE_SCALE * (post - a.second->entry(k, row));
+                real product = post * (k < B ? b.first : b.second)->entry(k % B, column);
                 d[half][i] += MINUS && k >= B ? -product : product;
             }
 #else
@@ -767,28 +783,27 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
     const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
     /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
     const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
+#if !VECTOR_FIELD
     if (moves) {
         const u32 layer = thread() / (THREADS / 2), first = thread() % (THREADS / 2);
         m.change[layer].difference(layer ? m.s2[now2] : m.s1[now1], layer ? m.s2[before2] : m.s1[before1], first);
     }
-#if VECTOR_FIELD
-    for (u32 k = thread(); k < B * OP; k += THREADS)
-        (&m.changed[0][0])[k] = (&m.o[now][0][0])[k] - (&m.o[now ^ 1][0][0])[k];
-#endif
     __syncthreads();
+#endif
     STAMP(13)
     if (moves) {
         const Where w;
-        const Segment *change = &m.change[w.forward];
         const real c = (w.forward ? m.c.wm : m.c.wn) / CHANGE_SCALE;
 #if VECTOR_FIELD
-        const Terms posts = {change, 0}, pres = {w.forward ? &m.s1[before1] : &m.s2[before2], 0};
-        if (CONTINUAL) s.strip.move<1, false, true>(posts, pres, w.first_row, m.c.inside * c, {});
-        if (!WHOLLY) s.strip.move<1, false, false>(posts, pres, w.first_row, c, s.weights(Task(p).e));
+        const Segment *was1 = &m.s1[before1], *was2 = &m.s2[before2];
+        const Terms posts = w.forward ? Terms{&m.s2[now2], was2} : Terms{&m.s1[now1], was1};
+        const Terms pres = {w.forward ? was1 : was2, 0};
+        if (CONTINUAL) s.strip.move<1, false, true, true>(posts, pres, w.first_row, m.c.inside * c, {});
+        if (!WHOLLY) s.strip.move<1, false, true, false>(posts, pres, w.first_row, c, s.weights(Task(p).e));
 #else
-        const Terms posts = {change, w.forward ? &m.s2[before2] : &m.s1[before1]};
+        const Terms posts = {&m.change[w.forward], w.forward ? &m.s2[before2] : &m.s1[before1]};
         const Terms pres = {w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]};
-        s.strip.move<2, false, true>(posts, pres, w.first_row, m.c.inside * c, {});
+        s.strip.move<2, false, false, true>(posts, pres, w.first_row, m.c.inside * c, {});
 #endif
     }
     STAMP(14)
@@ -827,7 +842,7 @@ __device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s) 
 #elif !VECTOR_FIELD
     s.recall();
     if (const Where w; w.forward)
-        s.strip.move<2, true, false>({&m.s2[now2], &m.s2[now2 ^ 1]}, {&m.s1[now1], &m.s1[now1 ^ 1]}, w.first_row,
+        s.strip.move<2, true, false, false>({&m.s2[now2], &m.s2[now2 ^ 1]}, {&m.s1[now1], &m.s1[now1 ^ 1]}, w.first_row,
                                      m.c.wm, s.weights(k.e));
 #endif
     mover.write(m.c.wf, m.c.wb, 1, k.columns2);
