@@ -33,7 +33,7 @@ struct Warp : Crowd {
     char shown[2][32 * sizeof(u64[6])];
 };
 struct Block : Crowd {
-    Crowd some[4];
+    Crowd some[8];
     std::unique_ptr<char[]> memory;
     std::vector<Warp> warps;
 };
@@ -184,7 +184,7 @@ static void multiply_add_half(float *c, const u32 *a, u32 b) {
     u32 whole_a[4] = {a[0], a[1], 0, 0}, whole_b[2] = {b, 0};
     multiply_add(c, whole_a, whole_b);
 }
-typedef const char *Place;
+typedef size_t Place;
 static Place place_of(const void *v) { return (Place)v; }
 static void load_matrices(u32 *to, Place row) {
     const Place *rows = gather(row);

@@ -27,10 +27,15 @@
 #define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
 #define WHOLE (H == SEGMENT * GRID && H2 == SEGMENT * GRID) /* no block is partly empty */
 #define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
-#define AT_ONCE (BN % 24 == 0 ? 3 : BN % 16 == 0 ? 2 : 1) /* eights that a warp multiplies at once */
-/* of each direction, the first warps add up sums, the last answer */
+/* Of the samples, the first eight and the others: their messages do not wait for each other. */
+#define PORTIONS (BN > 8 ? 2 : 1)
+#define BEGIN(portion) ((portion) ? 8 : 0)
+#define END(portion) ((portion) + 1 == PORTIONS ? B : 8)
+/* of each direction, the first warps add up sums (if they are enough, two those of the first portion,
+   the others those of the second), the last answer */
 #define FINISHERS (TILES < 8 ? TILES : 5)
 #define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
+#define APART (TILES >= 8 && PORTIONS == 2)
 #define ANSWERS (B * (OP / 4)) /* in fours */
 #define ANSWERS_OWNED ((ANSWERS + CLUSTER - 1) / CLUSTER)
 #define WHOLLY (CONTINUAL && !RESCALED) /* the weights move wholly within the phase */
@@ -61,57 +66,55 @@ __device__ __forceinline__ void subtract(u32 &high, u32 &low, u32 high_b, u32 lo
 }
 #endif
 
-/* The states of a segment of a layer, slice by slice. Eight neurons of eight samples lie together,
-   as the units for matrix products read them. */
-#define EIGHTS (BN * 16) /* bytes from eight neurons to the next eight */
-#define LOW (SLICE / 8 * EIGHTS) /* from the high halves to the low ones */
+/* The states of a segment of a layer, in blocks of 32 neurons. Rows are as long as they are so that
+   eight numbers of eight samples, which the units for matrix products read, lie in different banks. */
 struct __align__(16) Segment {
 #ifdef DOUBLE
-    struct Slice { real v[BN][SLICE]; } slices[GRID];
-    __device__ __forceinline__ real &entry(u32 b, u32 column) { return slices[column / SLICE].v[b][column % SLICE]; }
-    __device__ __forceinline__ real entry(u32 b, u32 column) const {
-        return slices[column / SLICE].v[b][column % SLICE];
-    }
+    struct Block { real v[BN][32]; } blocks[SEGMENT / 32];
+    __device__ __forceinline__ real &entry(u32 b, u32 column) { return blocks[column / 32].v[b][column % 32]; }
+    __device__ __forceinline__ real entry(u32 b, u32 column) const { return blocks[column / 32].v[b][column % 32]; }
     __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
-        return *(const Quad *)&slices[column / SLICE].v[b][column % SLICE];
+        return *(const Quad *)&blocks[column / 32].v[b][column % 32];
     }
     __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) { *(Quad *)&entry(b, column) = q; }
     /* CHANGE_SCALE (a − b), by half of the threads, of which this is the k-th */
     __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
-        for (; k < GRID * BN * SLICE; k += THREADS / 2)
-            ((real *)slices)[k] = CHANGE_SCALE * (((const real *)a.slices)[k] - ((const real *)b.slices)[k]);
+        for (; k < SEGMENT * BN; k += THREADS / 2)
+            ((real *)blocks)[k] = CHANGE_SCALE * (((const real *)a.blocks)[k] - ((const real *)b.blocks)[k]);
     }
 #else
-    struct Slice { unsigned short high[SLICE / 8][BN][8], low[SLICE / 8][BN][8]; } slices[GRID];
+    struct Row { Eight high[4], low[4], between; };
+    struct Block { Row v[BN]; } blocks[SEGMENT / 32];
     __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
-        const Slice &s = slices[column / SLICE];
-        const u32 eight = column % SLICE / 8;
-        Words h = *(const Words *)&s.high[eight][b][column % 8], l = *(const Words *)&s.low[eight][b][column % 8];
+        const Row &row = blocks[column / 32].v[b];
+        const u32 eight = column % 32 / 8, word = column % 8 / 2;
+        Words h = *(const Words *)&row.high[eight].v[word], l = *(const Words *)&row.low[eight].v[word];
         return {first_half(h.v[0]) + first_half(l.v[0]), second_half(h.v[0]) + second_half(l.v[0]),
                 first_half(h.v[1]) + first_half(l.v[1]), second_half(h.v[1]) + second_half(l.v[1])};
     }
     __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) {
-        Slice &s = slices[column / SLICE];
-        const u32 eight = column % SLICE / 8;
+        Row &row = blocks[column / 32].v[b];
+        const u32 eight = column % 32 / 8, word = column % 8 / 2;
         Words h, l;
         split(q, h, l);
-        *(Words *)&s.high[eight][b][column % 8] = h;
-        *(Words *)&s.low[eight][b][column % 8] = l;
+        *(Words *)&row.high[eight].v[word] = h;
+        *(Words *)&row.low[eight].v[word] = l;
     }
     __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
-        for (; k < GRID * LOW / 16; k += THREADS / 2) {
-            const u32 slice = k / (LOW / 16), at = k % (LOW / 16);
-            const Eight *of_a = (const Eight *)&a.slices[slice], *of_b = (const Eight *)&b.slices[slice];
-            Eight high = of_a[at], low = of_a[at + LOW / 16], high_b = of_b[at], low_b = of_b[at + LOW / 16];
+        for (; k < SEGMENT / 8 * BN; k += THREADS / 2) {
+            const Row &of_a = ((const Row *)a.blocks)[k / 4], &of_b = ((const Row *)b.blocks)[k / 4];
+            Eight high = of_a.high[k % 4], low = of_a.low[k % 4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) subtract(high.v[i], low.v[i], high_b.v[i], low_b.v[i]);
-            ((Eight *)&slices[slice])[at] = high;
-            ((Eight *)&slices[slice])[at + LOW / 16] = low;
+            for (int i = 0; i < 4; i++) subtract(high.v[i], low.v[i], of_b.high[k % 4].v[i], of_b.low[k % 4].v[i]);
+            ((Row *)blocks)[k / 4].high[k % 4] = high;
+            ((Row *)blocks)[k / 4].low[k % 4] = low;
         }
     }
 #endif
 };
-#define COLUMN(j) ((j) / SLICE * (u32)sizeof(Segment::Slice) + (j) % SLICE / 8 * EIGHTS) /* bytes, j in eights */
+#define ROW_BYTES ((u32)sizeof(Segment::Block) / BN)
+#define COLUMN(step) ((step) / 2 * (u32)sizeof(Segment::Block) + (step) % 2 * 32) /* bytes, 16 columns a step */
+#define LOW 64 /* from the high halves to the low ones */
 
 /* Partial sums for sixteen neurons, as a warp computes and sends them. */
 struct __align__(16) Sums {
@@ -119,8 +122,7 @@ struct __align__(16) Sums {
     /* where fours of neighbouring neurons stay together, and lanes that write do not meet */
     __device__ __forceinline__ real *at(u32 b, u32 neuron) { return &v[b][neuron ^ (b / 2 % 2 * 8)]; }
 };
-#define SUMS_BYTES (B * 16 * (u32)sizeof(real))
-#define SLICE_BYTES ((u32)sizeof(Segment::Slice))
+#define SUMS_ROW (16 * (u32)sizeof(real))
 
 struct Shared {
     __align__(16) real x[NX][BP]; /* transposed */
@@ -145,7 +147,8 @@ struct Shared {
     real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state */
     real pixel[256];
     struct { real beta, inside, wx, bx, wm, wn, bm, wf, wb, bo; } c; /* η/(β B) of each */
-    u64 sums_ready[2][2], states_ready[2][2], answers_ready[2], outputs_ready[2]; /* (by layer and) by version */
+    u64 sums_ready[PORTIONS][2][2], states_ready[PORTIONS][2][2]; /* by layer and version */
+    u64 answers_ready[2], outputs_ready[2];                      /* by version */
     bits residual[BP];
     u32 lit[(NX + 31) / 32 + 1];
     short active[NX];
@@ -209,9 +212,9 @@ struct Strip {
         __syncwarp();
     }
     /* sums[k][i]: of row `row` (+ 8 for i > 1) and sample 8 (n + k) + pair (+ 1 for odd i) */
-    __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
+    template <int EIGHTS> __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
         const Lane l;
-        for (int k = 0; k < AT_ONCE; k++)
+        for (int k = 0; k < EIGHTS; k++)
             for (int i = 0; i < 4; i++) {
                 sums[k][i] = 0;
                 for (int j = 0; j < SEGMENT; j++)
@@ -244,30 +247,32 @@ struct Strip {
             }
     }
     /* The units cut off what they add, so the large products have sums of their own. */
-    __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
+    template <int EIGHTS> __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
         const u32 lane = thread() % 32;
-        real small[AT_ONCE][4] = {};
-        Place corner = place_of(&s) + 128 * n + 16 * (lane % 8) + EIGHTS * (lane / 8 % 2) + LOW * (lane / 16);
+        real second[EIGHTS][4] = {}, third[4] = {}; /* one eight has two, so that more is under way */
+        const Place corner = row_of(&s, 8 * n + lane % 8, lane / 8 % 2 + lane / 16 * 4);
+#define EACH_EIGHT _Pragma("unroll") for (int k = 0; k < EIGHTS; k++)
+        EACH_EIGHT
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) sums[k][i] = 0;
-#define EACH_EIGHT _Pragma("unroll") for (int k = 0; k < AT_ONCE; k++)
-        u32 ahead[2][AT_ONCE][4]; /* high, low, of this step and the next */
-        EACH_EIGHT load_matrices(ahead[0][k], corner + 128 * k);
+        for (int i = 0; i < 4; i++) sums[k][i] = 0;
+        u32 ahead[2][EIGHTS][4]; /* high, low, of this step and the next */
+        EACH_EIGHT load_matrices(ahead[0][k], corner + 8 * ROW_BYTES * k);
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
             __syncwarp(); /* keeps the compiler from loading more, for which there are no registers */
             u32(*b)[4] = ahead[step % 2];
             if (step + 1 < TILES)
-                EACH_EIGHT load_matrices(ahead[(step + 1) % 2][k], corner + 128 * k + COLUMN(16 * (step + 1)));
+                EACH_EIGHT load_matrices(ahead[(step + 1) % 2][k], corner + COLUMN(step + 1) + 8 * ROW_BYTES * k);
             EACH_EIGHT multiply_add(sums[k], high[step], b[k]);
-            EACH_EIGHT multiply_add(small[k], high[step], b[k] + 2);
-            EACH_EIGHT multiply_add(small[k], low[step], b[k]);
+            EACH_EIGHT multiply_add(second[k], high[step], b[k] + 2);
+            EACH_EIGHT multiply_add(EIGHTS == 1 ? third : second[k], low[step], b[k]);
         }
         EACH_EIGHT
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums[k][i] = (sums[k][i] + small[k][i]) * (1.0f / WEIGHT_SCALE);
+        for (int i = 0; i < 4; i++) {
+            if (EIGHTS == 1) second[k][i] += third[i];
+            sums[k][i] = (sums[k][i] + second[k][i]) * (1.0f / WEIGHT_SCALE);
+        }
     }
     __device__ __forceinline__ void add(int step, real (*d)[4], real factor) {
         factor *= WEIGHT_SCALE;
@@ -284,12 +289,15 @@ struct Strip {
         return (1.0f / WEIGHT_SCALE) *
                (i % 2 ? second_half(h) + second_half(l) : first_half(h) + first_half(l));
     }
-    /* Where sample k lies, counted through the terms; beyond the last one there are zeros, or
+    /* Where eight numbers of a sample lie, the c-th of its first 32, high or (c > 3) low. */
+    __device__ __forceinline__ static Place row_of(const Segment *s, u32 sample, u32 c) {
+        return place_of(s) + ROW_BYTES * sample + 16 * c;
+    }
+    /* The same for sample k, counted through the terms; beyond the last one there are zeros, or
        numbers that are not used. */
-    template <int TERMS> __device__ __forceinline__ static Place sample(const Terms &terms, u32 k) {
+    template <int TERMS> __device__ __forceinline__ static Place row_of(const Terms &terms, u32 k, u32 c) {
         const bool beyond = k >= TERMS * B, second = TERMS > 1 && k >= B && !beyond;
-        const Place samples = second ? place_of(terms.second) : place_of(terms.first);
-        return samples + 16 * (beyond ? B % BN : second ? k - B : k);
+        return row_of(second ? terms.second : terms.first, beyond ? B % BN : second ? k - B : k, c);
     }
 #endif
 #define EACH_ENTRY                                         \
@@ -308,14 +316,16 @@ struct Strip {
         Place b_at[pairs];
 #pragma unroll
         for (int k = 0; k < pairs; k++) {
-            const u32 row = 16 * k + matrix / 2 * 8 + line, column = COLUMN(first_row) + EIGHTS * (matrix % 2);
-            b_at[k] = sample<TERMS>(b, 16 * k + matrix % 2 * 8 + line) + EIGHTS * (matrix / 2);
-            load_transposed(a_high[k], sample<TERMS>(a, row) + column);
-            load_transposed(a_low[k], sample<TERMS>(a, row) + column + LOW);
+            const u32 row = 16 * k + matrix / 2 * 8 + line;
+            b_at[k] = row_of<TERMS>(b, 16 * k + matrix % 2 * 8 + line, matrix / 2);
+            Place a_at = row_of<TERMS>(a, row, matrix % 2) + COLUMN(first_row / 16);
+            load_transposed(a_high[k], a_at);
+            load_transposed(a_low[k], a_at + LOW);
             if (CHANGED) {
                 u32 high[4], low[4];
-                load_transposed(high, sample<1>({a.second, 0}, row) + column);
-                load_transposed(low, sample<1>({a.second, 0}, row) + column + LOW);
+                a_at = row_of<1>({a.second, 0}, row, matrix % 2) + COLUMN(first_row / 16);
+                load_transposed(high, a_at);
+                load_transposed(low, a_at + LOW);
 #pragma unroll
                 for (int r = 0; r < 4; r++) subtract(a_high[k][r], a_low[k][r], high[r], low[r]);
             }
@@ -345,8 +355,8 @@ struct Strip {
 #pragma unroll
             for (int k = 0; k < pairs; k++) {
                 u32 b_high[4], b_low[4];
-                load_transposed(b_high, b_at[k] + COLUMN(16 * step));
-                load_transposed(b_low, b_at[k] + COLUMN(16 * step) + LOW);
+                load_transposed(b_high, b_at[k] + COLUMN(step));
+                load_transposed(b_low, b_at[k] + COLUMN(step) + LOW);
 #pragma unroll
                 for (int product = 0; product < 3; product++)
 #pragma unroll
@@ -426,59 +436,86 @@ struct Stepper {
     __device__ __forceinline__ int v1() const { return n1 + again; }
     __device__ __forceinline__ int v2() const { return n2 + again; }
     __device__ __forceinline__ int version(int layer) const { return layer ? v2() : v1(); }
-    /* for the states and outputs as they are now */
+    /* for the states of a layer as they are now; of all layers, and the outputs */
+    __device__ __forceinline__ void wait_for_states(int layer) {
+#pragma unroll
+        for (int portion = 0; portion < PORTIONS; portion++) wait(m.states_ready[portion][layer], version(layer));
+    }
     __device__ __forceinline__ void wait_for_all() {
-        wait(m.states_ready[0], v1());
-        wait(m.states_ready[1], v2());
+        wait_for_states(0);
+        wait_for_states(1);
         wait(m.outputs_ready, n1);
     }
 
-    /* The slice owned is in the segment of this version: to all others that hold it. */
-    __device__ __forceinline__ void publish(int layer, int version) {
+    /* States of the slice owned, which `state` gives for four neurons of a sample, to all that hold them. */
+    template <class State> __device__ __forceinline__ void publish(int layer, int version, State state) {
         const Where w;
-        Segment &s = layer ? m.s2[version & 1] : m.s1[version & 1];
-        u64 *ready = &m.states_ready[layer][version & 1];
-        show();
-        meet_some(1 + w.forward, 32 * FINISHERS);
-        if (w.worker == 0) expect(ready, (GRID - 1) * SLICE_BYTES / sizeof(real));
-        if (w.worker < GRID && w.worker != (layer ? w.down : w.across)) {
-            void *mine = &s.slices[layer ? w.down : w.across];
-            send_block(mine, mine, SLICE_BYTES, ready, layer ? w.worker * GRID + w.across : w.down * GRID + w.worker);
+        const u32 own = layer ? w.down : w.across, apart = APART && w.worker >= 64;
+#pragma unroll 1
+        for (u32 portion = apart; portion < (APART ? apart + 1 : PORTIONS); portion++) {
+            const u32 workers = !APART ? 32 * FINISHERS : apart ? 32 * FINISHERS - 64 : 64, me = w.worker - 64 * apart;
+            const u32 first = BEGIN(portion), rows = END(portion) - first;
+            Segment &s = layer ? m.s2[version & 1] : m.s1[version & 1];
+            u64 *ready = &m.states_ready[portion][layer][version & 1];
+            for (u32 k = me; k < rows * (SLICE / 4); k += workers) {
+                const u32 b = first + k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+                s.set(b, own * SLICE + j, state(portion, b, j));
+            }
+            show();
+            meet_some(1 + 2 * w.forward + portion, workers);
+            if (me == 0) expect(ready, (GRID - 1) * (SLICE / 32) * rows * ROW_BYTES / sizeof(real));
+            for (u32 k = me; k < GRID * (SLICE / 32); k += workers) {
+                const u32 to = k / (SLICE / 32);
+                auto *from = &s.blocks[own * (SLICE / 32) + k % (SLICE / 32)].v[first];
+                if (to != own) send_block(from, from, rows * ROW_BYTES, ready, layer ? to * GRID + w.across : w.down * GRID + to);
+            }
         }
     }
 
-    /* 1. a layer is driven from the other, s, in its n-th step */
-    __device__ __forceinline__ void send_sums(int layer, int n, const Segment &s) {
-        const Route route(m, layer, n);
-        const Lane l;
-        real *rows[2] = {route.here.at(l.pair, l.row), route.here.at(l.pair, l.row + 8)};
+    /* 1. a layer is driven in its n-th step, by the half of the warps that holds the weights for it */
+    template <int PORTION> __device__ __forceinline__ void drive(int layer, int n) {
+        const int first = BEGIN(PORTION), last = END(PORTION), eights = (last - first + 7) / 8;
+        const int at_once = eights > 3 ? 2 : eights; /* more than the registers hold */
+        u64 *ready = &m.sums_ready[PORTION][layer][n & 1];
+        wait(m.states_ready[PORTION][layer ^ 1], version(layer ^ 1));
+        if (Where().worker == 0) expect(ready, (GRID - 1) * SLICE * (last - first));
+        const Segment &s = layer ? m.s1[v1() & 1] : m.s2[v2() & 1];
 #pragma unroll 1
-        for (int n = 0; n < BN / 8; n += AT_ONCE) {
-            real sums[AT_ONCE][4];
-            strip.multiply(s, n, sums);
+        for (int eight = first / 8; eight < first / 8 + eights; eight += at_once) {
+            real sums[at_once][4];
+            strip.multiply<at_once>(s, eight, sums);
+            const Route route(m, layer, n);
+            const Lane l;
+            real *rows[2] = {route.here.at(l.pair, l.row), route.here.at(l.pair, l.row + 8)};
 #pragma unroll
-            for (int k = n; k < n + AT_ONCE; k++)
+            for (int k = 0; k < at_once; k++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    if (8 * k + l.pair + i % 2 < B) rows[i / 2][128 * k + i % 2 * 16] = sums[k - n][i];
+                    if (8 * (eight + k) + (int)l.pair + i % 2 < last) rows[i / 2][128 * (eight + k) + i % 2 * 16] = sums[k][i];
         }
-        u64 *ready = &m.sums_ready[layer][n & 1];
+        const Route route(m, layer, n);
         if (route.leaves) show();
         __syncwarp();
         if (thread() % 32 == 0) {
-            if (route.leaves) send_block(&route.there, &route.here, SUMS_BYTES, ready, route.to);
+            if (route.leaves)
+                send_block(&route.there.v[first], &route.here.v[first], (last - first) * SUMS_ROW, ready, route.to);
             else arrive(ready);
         }
     }
+    __device__ __forceinline__ void drive(int layer, int n) {
+        STAMP(0)
+        drive<0>(layer, n);
+        if (PORTIONS > 1) drive<PORTIONS - 1>(layer, n);
+        STAMP(1)
+    }
 
     /* 2. new states of the slice, 3. to all that need them */
-    __device__ __forceinline__ void finish(int layer, int n, bool nudged, bool watched) {
+    __device__ __forceinline__ void finish(int layer, int n, bool nudged) {
         const Where w;
         real(*h)[BP][SLICE] = layer ? m.h2 : m.h1;
         const int columns = layer ? H2 - (w.across * SEGMENT + w.down * SLICE) : H - (w.down * SEGMENT + w.across * SLICE);
-        const int version = this->version(layer) + 1, now = version & 1 ^ 1;
-        for (u32 k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
-            u32 b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
+        const int version = this->version(layer) + 1;
+        publish(layer, version, [&](u32 portion, u32 b, u32 j) {
             Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j];
             if (layer) {
                 wait(m.outputs_ready, n1);
@@ -497,15 +534,14 @@ struct Stepper {
             else if (nudged) {
 #pragma unroll 4
                 for (int c = 0; c < B; c++) {
-                    Quad h = *(const Quad *)&m.h1[now][c][j];
+                    Quad h = *(const Quad *)&m.h1[version & 1 ^ 1][c][j];
 #pragma unroll
                     for (int i = 0; i < 4; i++) v.v[i] += m.spread[c][b] * h.v[i];
                 }
             }
 #endif
-            if (watched) wait(m.states_ready[layer], version - 1); /* the other half may have finished it */
             STAMP(2)
-            wait(m.sums_ready[layer], n);
+            wait(m.sums_ready[portion][layer], n);
             STAMP(3)
 #pragma unroll
             for (int source = 0; source < GRID; source++) {
@@ -514,21 +550,17 @@ struct Stepper {
                 for (int i = 0; i < 4; i++) v.v[i] += sum.v[i];
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                v.v[i] = WHOLE || (int)j + i < columns ? activate(v.v[i]) : (real)0;
-                if (watched) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - h[now][b][j + i])));
-            }
-            (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? w.down : w.across) * SLICE + j, v);
+            for (int i = 0; i < 4; i++) v.v[i] = WHOLE || (int)j + i < columns ? activate(v.v[i]) : (real)0;
             *(Quad *)&h[version & 1][b][j] = v;
-        }
-        publish(layer, version);
+            return v;
+        });
     }
 
     /* the n-th outputs, which follow from h2: partial sums */
     __device__ __forceinline__ void send_answers(int n) {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), part = me % 4;
-        wait(m.states_ready[1], v2());
+        wait_for_states(1);
         for (u32 first = 0; first < B; first += 8 * ANSWERERS) {
             const u32 sample = first + me / 4, b = sample < B ? sample : 0;
             real v[OP] = {};
@@ -557,7 +589,7 @@ struct Stepper {
         }
     }
     /* those owned, to each multiprocessor */
-    __device__ __forceinline__ void answer(int n, bool nudged, bool watched) {
+    __device__ __forceinline__ void answer(int n, bool nudged) {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
         const u32 owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
@@ -578,37 +610,25 @@ struct Stepper {
                 for (int i = 0; i < 4; i++) v.v[i] += m.answers[n & 1][slot][source].v[i];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                real before = m.o[now][b][o + i];
-                v.v[i] = o + i < O ? activate(v.v[i]) + (nudged ? m.c.beta * (m.y[b][o + i] - before) : (real)0) : (real)0;
-                if (watched && to == 0) atomicMax(&m.residual[b], BITS(fabs(v.v[i] - before)));
+                real nudge = nudged ? m.c.beta * (m.y[b][o + i] - m.o[now][b][o + i]) : (real)0;
+                v.v[i] = o + i < O ? activate(v.v[i]) + nudge : (real)0;
             }
             send_quad((Quad *)&m.o[n & 1][b][o], &m.outputs_ready[n & 1], to, v);
         }
     }
 
-    /* A layer is driven in its n-th step, by the half of the warps that holds the weights for it. */
-    __device__ __forceinline__ void drive(int layer, int n) {
-        STAMP(5)
-        wait(m.states_ready[layer ^ 1], version(layer ^ 1));
-        STAMP(0)
-        if (Where().worker == 0)
-            expect(&m.sums_ready[layer][n & 1], (GRID - 1) * (SLICE / 16) * SUMS_BYTES / sizeof(real));
-        send_sums(layer, n, layer ? m.s1[v1() & 1] : m.s2[v2() & 1]);
-        STAMP(1)
-    }
-
     /* One step of the layers that move; the output moves with layer 1. */
-    __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched) {
+    __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged) {
         const Where w;
         const bool moves = w.forward ? moves2 : moves1, answers = moves1 && w.answers();
         const int n = 1 + (w.forward ? n2 : n1);
         if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
         if (moves) drive(w.forward, n);
         if (nudged) __syncthreads(); /* the output weights have moved */
-        if (moves && w.finishes()) finish(w.forward, n, nudged, watched);
+        if (moves && w.finishes()) finish(w.forward, n, nudged);
         STAMP(4)
         if (answers && w.forward && nudged) send_answers(n1 + 1);
-        if (answers && !w.forward) answer(n1 + 1, nudged, watched);
+        if (answers && !w.forward) answer(n1 + 1, nudged);
         n1 += moves1;
 #if IN_TURN
         n2 += moves2;
@@ -617,18 +637,18 @@ struct Stepper {
 
     /* The same, of all layers, where no weights move. Each half of the warps drives its layer twice,
        once for each chain, and then finishes both layers, while the other half drives. */
-    __device__ __forceinline__ void step_freely(bool nudged, bool watched) {
+    __device__ __forceinline__ void step_freely(bool nudged) {
         const Where w;
         const int n = n1 + 1;
         drive(w.forward, n);
         if ((n & 1) == w.forward) {
             if (w.finishes())
 #pragma unroll 1
-                for (int k = 0; k < 2; k++) finish(w.forward ^ k, n, nudged, watched);
+                for (int k = 0; k < 2; k++) finish(w.forward ^ k, n, nudged);
             STAMP(4)
             if (w.answers()) {
                 send_answers(n);
-                answer(n, nudged, watched);
+                answer(n, nudged);
             }
         }
         n1++;
@@ -651,14 +671,8 @@ struct Stepper {
         meet(); /* nobody reads the version before the last any more */
         const Where w;
         const int layer = w.forward, version = this->version(layer) + 1;
-        if (w.worker < 32 * FINISHERS) {
-            for (u32 k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
-                u32 b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
-                Quad first = *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j];
-                (layer ? m.s2 : m.s1)[version & 1].set(b, (layer ? w.down : w.across) * SLICE + j, first);
-            }
-            publish(layer, version);
-        }
+        if (w.finishes())
+            publish(layer, version, [&](u32, u32 b, u32 j) { return *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j]; });
         again++;
         wait_for_all();
     }
@@ -691,8 +705,10 @@ __device__ __forceinline__ void begin(const Problem &p, Shared &m) {
     }
     if (k.t < 2) {
         for (int layer = 0; layer < 2; layer++) {
-            prepare(&m.sums_ready[layer][k.t], 1 + SLICE / 16);
-            prepare(&m.states_ready[layer][k.t]);
+            for (int portion = 0; portion < PORTIONS; portion++) {
+                prepare(&m.sums_ready[portion][layer][k.t], 1 + SLICE / 16);
+                prepare(&m.states_ready[portion][layer][k.t]);
+            }
         }
         prepare(&m.answers_ready[k.t]);
         prepare(&m.outputs_ready[k.t]);
@@ -724,10 +740,10 @@ __device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Ste
     s.strip.load(s.weights(k.e));
     for (int i = k.t; i < BP * SLICE; i += THREADS)
         m.drive[i / SLICE][i % SLICE] = m.sums[0][i / SLICE][i % SLICE] + m.bx[i % SLICE];
-    for (int i = k.t; i < BP * SLICE; i += THREADS) (&m.h1[s.v1() & 1][0][0])[i] = (&m.h2[s.v2() & 1][0][0])[i] = 0;
+    for (int i = k.t; i < 2 * BP * SLICE; i += THREADS) (&m.h1[0][0][0])[i] = (&m.h2[0][0][0])[i] = 0;
     for (int i = k.t; i < (int)(sizeof(Segment) / 4); i += THREADS)
         ((u32 *)&m.s1[s.v1() & 1])[i] = ((u32 *)&m.s2[s.v2() & 1])[i] = 0;
-    for (int i = k.t; i < BP * OP; i += THREADS) (&m.o[s.n1 & 1][0][0])[i] = 0;
+    for (int i = k.t; i < 2 * BP * OP; i += THREADS) (&m.o[0][0][0])[i] = 0;
     if (k.t < BP) m.residual[k.t] = 0;
     if (k.t < O) m.bias[k.t] = m.bo[k.t];
     for (int j = k.t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
@@ -746,6 +762,14 @@ __device__ __forceinline__ void record(const Problem &p, Shared &m, const Steppe
             if (j < k.columns1) p.h[sample * H + k.first1 + j] = m.h1[s.v1() & 1][b][j];
             if (j < k.columns2) p.h2[sample * H2 + k.first2 + j] = m.h2[s.v2() & 1][b][j];
         }
+        /* the latest change of any neuron */
+        for (int i = k.t; i < B * SLICE; i += THREADS) {
+            real moved = fmax(fabs((&m.h1[1][0][0])[i] - (&m.h1[0][0][0])[i]), fabs((&m.h2[1][0][0])[i] - (&m.h2[0][0][0])[i]));
+            atomicMax(&m.residual[i / SLICE], BITS(moved));
+        }
+        for (int i = k.t; i < B * OP; i += THREADS)
+            atomicMax(&m.residual[i / OP], BITS(fabs((&m.o[1][0][0])[i] - (&m.o[0][0][0])[i])));
+        __syncthreads();
         record_outputs(p, m, k.e, s.n1 & 1, k.first_sample, k.rank);
     }
     count_answers(p, m, s.n1 & 1, k.rank);
@@ -892,9 +916,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         STAMP(11)
 #if IN_TURN
         for (int step = 0; step < p.free_steps; step++)
-            s.step(step % 2 == 0, step % 2 == 1, false, step >= p.free_steps - 2);
+            s.step(step % 2 == 0, step % 2 == 1, false);
 #else
-        while (s.n1 != m.until) s.step_freely(false, s.n1 == m.until - 1);
+        while (s.n1 != m.until) s.step_freely(false);
 #endif
         s.wait_for_all();
         __syncthreads();
@@ -908,9 +932,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         STAMP(12)
         while (s.n1 != m.until) {
 #if CONTINUAL || VECTOR_FIELD || IN_TURN
-            s.step(true, true, true, false);
+            s.step(true, true, true);
 #else
-            s.step_freely(true, false);
+            s.step_freely(true);
             if (s.n1 != m.until) continue; /* EP compares the last states with the first */
 #endif
             s.wait_for_all();
