@@ -33,6 +33,7 @@ SHAPES = (
     ((9, 300, 10), 20, 1, 1),
 )
 DEEP = ((9, 20, 30, 5), 7, 2, 4)
+WIDE = ((9, 128, 100, 5), 20, 1, 4)  # as many warps to a multiprocessor as the paper's sizes take
 DEEP_RULES = tuple(rule for rule in RULES if "tied" not in rule)
 CASES = [
     *(
@@ -50,6 +51,7 @@ CASES = [
     *(pytest.param(rule, "cuda", *DEEP, marks=needs_gpu) for rule in DEEP_RULES),
     *(pytest.param(rule, "cpu", *DEEP, marks=needs_compiler) for rule in DEEP_RULES),
     pytest.param("C-VF", "cpu", (5, 70, 33, 3), 9, 1, 1, marks=needs_compiler),
+    pytest.param("C-EP", "cpu", *WIDE, marks=needs_compiler),
 ]
 
 
@@ -180,6 +182,9 @@ FLOAT32 = [
         pytest.param(rule, "cpu", sizes, 7, cluster, marks=needs_compiler)
         for rule in ("EP", "C-EP", "C-VF")
         for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
+    ),
+    *(
+        pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")
     ),
 ]
 
