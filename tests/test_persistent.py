@@ -183,9 +183,7 @@ FLOAT32 = [
         for rule in ("EP", "C-EP", "C-VF")
         for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
     ),
-    *(
-        pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")
-    ),
+    *(pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")),
 ]
 
 
