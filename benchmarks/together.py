@@ -5,7 +5,7 @@
 Each run is a process of its own (`eqprop paper run RUN --device cuda`), so that one computes where
 another leaves multiprocessors idle. For that they share the GPU through NVIDIA's multi-process
 service, which is started for them where it is installed; without it they take turns, which is
-slower. What a run prints is in DIR/log-RUN.txt. Writes the times to FILE.
+slower. What a run prints is in runs/log-RUN.txt. Writes the times to FILE.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from eqprop.runs import machine
 
+LOGS = Path("runs")
 # the networks with one hidden layer of the full table and of appendix F.2: 65
 DEFAULT = ("c-vf-1h", "c-ep-1h", "c-ep-1h-fixed-beta", "rescaled-c-ep-1h", "ep-1h")
 
@@ -49,19 +50,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="*", default=DEFAULT, metavar="RUN")
-    parser.add_argument("--results", type=Path, default=Path("results/paper"))
-    parser.add_argument("--out", type=Path, default=Path("results/together-gpu.json"))
+    parser.add_argument(
+        "runs", nargs="*", default=DEFAULT, metavar="RUN", help=f"default: {' '.join(DEFAULT)}"
+    )
+    parser.add_argument("--results", default="results", metavar="DIR", help="as of `paper run`")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/together-gpu.json"), metavar="FILE"
+    )
     options = parser.parse_args()
-    options.results.mkdir(parents=True, exist_ok=True)
+    LOGS.mkdir(exist_ok=True)
     with shared_gpu() as added:
         started = time.perf_counter()
         running: dict[str, subprocess.Popen[bytes]] = {}
         for run in options.runs:
             command = [sys.executable, "-m", "eqprop", "paper", "run", run, "--device", "cuda"]
-            log = (options.results / f"log-{run}.txt").open("wb")
+            log = (LOGS / f"log-{run}.txt").open("wb")
             running[run] = subprocess.Popen(
-                [*command, "--results", str(options.results)],
+                [*command, "--results", options.results],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | (added or {}),
@@ -78,6 +83,7 @@ def main() -> int:
                     if process.returncode:
                         failed[run] = process.returncode
     if failed:
+        print("failed:", *(f"{LOGS}/log-{run}.txt" for run in failed))
         return 1
     record = {
         "what": "seconds until a run ended, of runs that began together, compiling included",

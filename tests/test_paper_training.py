@@ -254,6 +254,11 @@ def test_a_run_in_parts_is_read_as_one_and_shown_as_far_as_it_is_there(results: 
     assert (training.state(["c-vf-2h"], results), C_VF_2H.passed(results)) == ("missing", None)
     assert rows(FULL, results)["C-VF-2h, Ψ = 45°"].passed
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].ours is None
+    assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].note == ""  # its part is not under way
+    for name in ("ep-1h", "ep-2h", "c-ep-1h", "c-ep-2h", "c-vf-1h"):
+        write(results, name, as_published(name))
+    # the main table has Ψ = 0° only
+    assert (RESULTS_TABLE.state(results), FULL.state(results)) == ("full", "missing")
     for piece in others:
         write(results, piece.name, published)
     assert training.progress(run, results) == (450, 450)

@@ -10,6 +10,7 @@ import torch
 
 import eqprop
 from eqprop.data import Split
+from eqprop.engines import persistent
 from eqprop.engines.persistent import PersistentEngine, limits
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
 from tests.test_engines import RULES, TOLERANCES, distance, minibatch
@@ -183,9 +184,7 @@ FLOAT32 = [
         for rule in ("EP", "C-EP", "C-VF")
         for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
     ),
-    *(
-        pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")
-    ),
+    *(pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")),
 ]
 
 
@@ -254,3 +253,32 @@ def test_a_network_it_cannot_hold_is_named():
     assert "one or two hidden" in limits(eqprop.layered(9, 8, 8, 8, 5), rule)
     assert "real time" in limits(eqprop.layered(9, 8, 5, time=eqprop.RealTime(0.1)), rule)
     assert "16 outputs" in limits(eqprop.layered(9, 8, 17), rule)
+
+
+def test_a_gpu_without_place_for_a_cluster_is_named(monkeypatch):
+    """A stand-in for a GPU on which eight multiprocessors are the most that can work together."""
+
+    class Stub:
+        def __init__(self, cluster):
+            self.cluster = cluster
+
+        def resident(self):
+            return 0 if self.cluster > 8 else 132 // self.cluster
+
+    properties = type("Properties", (), {"multi_processor_count": 132})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    monkeypatch.setattr(persistent, "compiled", lambda _, constants: Stub(constants["CLUSTER"]))
+
+    def kernel(*sizes, members=5):
+        rule = eqprop.ContinualEP(beta=0.3, free_steps=4, nudged_steps=2)
+        plain = eqprop.make_engine(
+            eqprop.layered(*sizes, ensemble=(members,)), rule, 0.1, "reference"
+        )
+        engine = PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost)
+        return engine.kernel(20)
+
+    assert kernel(9, 512, 5).cluster == 8
+    assert kernel(9, 512, 5, members=60).cluster == 2
+    with pytest.raises(persistent.CannotBuild, match="no place for a cluster of 16"):
+        kernel(9, 512, 512, 5)

@@ -58,8 +58,10 @@ class Comparison:
         return notes
 
 
-def _under_way(run: TrainingRun, results: Results) -> str:
-    done, of = progress(run, results)
+def _under_way(run: TrainingRun, paper: Result, results: Results) -> str:
+    """How far the run is, or the part of it that has this line's angle."""
+    parts = (piece for piece in run.pieces if paper.angle in piece.overrides["angle"])
+    done, of = progress(next(parts, run), results)
     return f"at epoch {done} of {of}" if 0 < done < of else ""
 
 
@@ -71,7 +73,6 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
     names = dict.fromkeys(result.recipe for result in published)
     runs = [RUNS[name] for name in names] + [run for name in names for run in deviations(name)]
     outcomes = {run.name: best(run, results) for run in runs}
-    under_way = {name: _under_way(RUNS[name], results) for name in names}
 
     def reading(run: TrainingRun, paper: Result) -> Reading | None:
         outcome = outcomes[run.name]
@@ -85,7 +86,7 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
         run = RUNS[paper.recipe]
         tried = (reading(deviation, paper) for deviation in deviations(paper.recipe))
         found = tuple(each for each in tried if each is not None)
-        return Comparison(paper, reading(run, paper), found, under_way[run.name])
+        return Comparison(paper, reading(run, paper), found, _under_way(run, paper, results))
 
     return tuple(comparison(paper) for paper in published)
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from eqprop.paper.blocks import Block
 from eqprop.paper.comparison import Comparison, compare, explanation, table
-from eqprop.paper.item import Results, Row
+from eqprop.paper.item import Results, Row, State
 from eqprop.paper.published import FULL_TABLE, RESCALED, RESULTS_TABLE, Result
 from eqprop.paper.trained import Trained
 
@@ -18,6 +18,13 @@ class TrainingTable(Trained):
     ) -> None:
         super().__init__(name, title, place, needs, [result.recipe for result in published])
         self.published = tuple(published)
+
+    def state(self, results: Results) -> State:
+        """Full with every line, though a run may have more angles than the table."""
+        found = [comparison.ours for comparison in compare(self.published, results)]
+        if all(reading is not None and not reading.outcome.quick for reading in found):
+            return "full"
+        return super().state(results)
 
     def rows(self, results: Results) -> tuple[Row, ...]:
         return tuple(comparison.row() for comparison in compare(self.published, results))

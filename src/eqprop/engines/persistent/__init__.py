@@ -104,7 +104,7 @@ class PersistentEngine(Engine):
         if batch not in self._kernels:
             if torch.cuda.get_device_capability() < (9, 0):
                 raise CannotBuild("it needs a GPU with clusters: Hopper or later")
-            reason, chosen = "no multiprocessor is large enough", None
+            reasons, chosen = [], None
             multiprocessors = torch.cuda.get_device_properties().multi_processor_count
             for cluster in self._clusters:
                 if self._members * cluster > multiprocessors and cluster > self._smallest:
@@ -112,14 +112,18 @@ class PersistentEngine(Engine):
                 try:
                     sources = [FOLDER / name for name in self._sources]
                     candidate = compiled(sources, self._constants(batch, cluster))
+                    at_once = candidate.resident()
                 except CannotBuild as error:
-                    reason = str(error)
+                    reasons.append(str(error))
+                    continue
+                if at_once == 0:
+                    reasons.append(f"this GPU has no place for a cluster of {cluster}")
                     continue
                 chosen = candidate
-                if candidate.resident() >= self._members:
+                if at_once >= self._members:
                     break
             if chosen is None:
-                raise CannotBuild(reason)
+                raise CannotBuild(reasons[0] if reasons else "not enough multiprocessors")
             self._kernels[batch] = chosen
         return self._kernels[batch]
 
