@@ -61,14 +61,13 @@ __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
 struct __align__(16) Segment {
 #ifdef DOUBLE
     struct Slice { real v[BN][SLICE]; } slices[GRID];
-    __device__ __forceinline__ real &entry(u32 b, u32 column) { return slices[column / SLICE].v[b][column % SLICE]; }
-    __device__ __forceinline__ real entry(u32 b, u32 column) const {
+    __device__ __forceinline__ const real &entry(u32 b, u32 column) const {
         return slices[column / SLICE].v[b][column % SLICE];
     }
-    __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
-        return *(const Quad *)&slices[column / SLICE].v[b][column % SLICE];
+    __device__ __forceinline__ Quad quad(u32 b, u32 column) const { return *(const Quad *)&entry(b, column); }
+    __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) {
+        *(Quad *)&slices[column / SLICE].v[b][column % SLICE] = q;
     }
-    __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) { *(Quad *)&entry(b, column) = q; }
     /* CHANGE_SCALE (a − b), by half of the threads, of which this is the k-th */
     __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
         for (; k < GRID * BN * SLICE; k += THREADS / 2)
@@ -393,12 +392,7 @@ struct Stepper {
     Shared &m;
     const Problem &p;
     Strip strip;
-    int n1 = 0;         /* steps that h1 and the outputs have made */
-#if IN_TURN
-    int n2 = 0;         /* and h2 */
-#else
-#define n2 n1
-#endif
+    int n1 = 0, n2 = 0; /* steps that h1 and the outputs have made; and h2, where layers move in turn */
     int again = 0;      /* how often states were sent for another reason */
 
     __device__ __forceinline__ Stepper(Shared &m, const Problem &p) : m(m), p(p), strip(m) {}
@@ -408,7 +402,7 @@ struct Stepper {
     }
     /* the latest versions of the states; a layer's */
     __device__ __forceinline__ int v1() const { return n1 + again; }
-    __device__ __forceinline__ int v2() const { return n2 + again; }
+    __device__ __forceinline__ int v2() const { return (IN_TURN ? n2 : n1) + again; }
     __device__ __forceinline__ int version(int layer) const { return layer ? v2() : v1(); }
     /* for the states and outputs as they are now */
     __device__ __forceinline__ void wait_for_all() {
@@ -437,14 +431,14 @@ struct Stepper {
         const Lane l;
         real *rows[2] = {route.here.at(l.pair, l.row), route.here.at(l.pair, l.row + 8)};
 #pragma unroll 1
-        for (int n = 0; n < BN / 8; n += AT_ONCE) {
+        for (int eight = 0; eight < BN / 8; eight += AT_ONCE) {
             real sums[AT_ONCE][4];
-            strip.multiply(s, n, sums);
+            strip.multiply(s, eight, sums);
 #pragma unroll
-            for (int k = n; k < n + AT_ONCE; k++)
+            for (int k = eight; k < eight + AT_ONCE; k++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    if (8 * k + l.pair + i % 2 < B) rows[i / 2][128 * k + i % 2 * 16] = sums[k - n][i];
+                    if (8 * k + l.pair + i % 2 < B) rows[i / 2][128 * k + i % 2 * 16] = sums[k - eight][i];
         }
         u64 *ready = &m.sums_ready[layer][n & 1];
         if (route.leaves) show();
@@ -585,7 +579,7 @@ struct Stepper {
     __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged, bool watched) {
         const Where w;
         const bool moves = w.forward ? moves2 : moves1, answers = moves1 && w.answers();
-        const int n = 1 + (w.forward ? n2 : n1);
+        const int n = 1 + (IN_TURN && w.forward ? n2 : n1);
         if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
         if (moves) drive(w.forward, n);
         if (nudged) __syncthreads(); /* the output weights have moved */
@@ -594,9 +588,7 @@ struct Stepper {
         if (answers && w.forward && nudged) send_answers(n1 + 1);
         if (answers && !w.forward) answer(n1 + 1, nudged, watched);
         n1 += moves1;
-#if IN_TURN
         n2 += moves2;
-#endif
     }
 
     /* The same, of all layers, where no weights move. Each half of the warps drives its layer twice,
@@ -635,7 +627,7 @@ struct Stepper {
         meet(); /* nobody reads the version before the last any more */
         const Where w;
         const int layer = w.forward, version = this->version(layer) + 1;
-        if (w.worker < 32 * FINISHERS) {
+        if (w.finishes()) {
             for (u32 k = w.worker; k < B * (SLICE / 4); k += 32 * FINISHERS) {
                 u32 b = k / (SLICE / 4), j = k % (SLICE / 4) * 4;
                 Quad first = *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j];
