@@ -64,15 +64,15 @@ def main() -> int:
         running: dict[str, subprocess.Popen[bytes]] = {}
         for run in options.runs:
             command = [sys.executable, "-m", "eqprop", "paper", "run", run, "--device", "cuda"]
-            log = (LOGS / f"log-{run}.txt").open("wb")
-            running[run] = subprocess.Popen(
-                [*command, "--results", options.results],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | (added or {}),
-            )
+            with (LOGS / f"log-{run}.txt").open("wb") as log:
+                running[run] = subprocess.Popen(
+                    [*command, "--results", options.results],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | (added or {}),
+                )
         seconds: dict[str, float] = {}
-        failed: dict[str, int] = {}
+        failed = []
         while running:
             time.sleep(0.1)
             for run, process in list(running.items()):
@@ -81,7 +81,7 @@ def main() -> int:
                     seconds[run] = round(time.perf_counter() - started, 1)
                     print(run, seconds[run], "s, exit code", process.returncode, flush=True)
                     if process.returncode:
-                        failed[run] = process.returncode
+                        failed.append(run)
     if failed:
         print("failed:", *(f"{LOGS}/log-{run}.txt" for run in failed))
         return 1

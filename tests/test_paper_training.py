@@ -23,7 +23,7 @@ from eqprop.paper.catalogue import find, items
 from eqprop.paper.item import Item, Order, Results, Row
 from eqprop.paper.psi import BESIDE
 from eqprop.paper.published import ANGLES, FULL_TABLE
-from eqprop.paper.training import RUNS
+from eqprop.paper.training import BY_NAME, RUNS
 from eqprop.paper.verdict import Measured
 from eqprop.rules import BPTT
 from eqprop.runs import session
@@ -39,7 +39,6 @@ C_EP, C_VF_1H, C_VF_2H = curves.ITEMS
 (PSI,), (EP_TO_CVF,), (SPEED,) = psi.ITEMS, angles.ITEMS, speed.ITEMS
 
 Test = Callable[[int, Any], float | None]  # error of a member after an epoch
-PIECES = {piece.name: piece for run in RUNS.values() for piece in run.pieces}
 
 
 def write(
@@ -53,7 +52,7 @@ def write(
     **fields: Any,
 ) -> RunFolder:
     """A run folder by hand: train errors are half the test errors, None is a frozen member."""
-    recipe = replace({**RUNS, **PIECES}[name].resolved(quick), **fields)
+    recipe = replace(BY_NAME[name].resolved(quick), **fields)
     folder = results.run_folder(name, quick)
     folder.path.mkdir(parents=True)
     folder.write_text("recipe.toml", recipe.to_toml())

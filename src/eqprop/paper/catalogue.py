@@ -6,7 +6,7 @@ import difflib
 
 from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, story, tables, toy
 from eqprop.paper.item import Item
-from eqprop.paper.training import PIECES, RUNS, TrainingRun
+from eqprop.paper.training import BY_NAME, TrainingRun
 from eqprop.runs.recipe import UserError
 
 _results, _full, _rescaled = tables.ITEMS
@@ -32,7 +32,7 @@ def items() -> tuple[Item, ...]:
 
 def find(name: str) -> Item | TrainingRun:
     """An item, or one of the training runs that items share, or a part of one."""
-    known: dict[str, Item | TrainingRun] = {**RUNS, **PIECES, **{it.name: it for it in items()}}
+    known: dict[str, Item | TrainingRun] = {**BY_NAME, **{it.name: it for it in items()}}
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)

@@ -86,7 +86,9 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
         run = RUNS[paper.recipe]
         tried = (reading(deviation, paper) for deviation in deviations(paper.recipe))
         found = tuple(each for each in tried if each is not None)
-        return Comparison(paper, reading(run, paper), found, _under_way(run, paper, results))
+        ours = reading(run, paper)
+        full = ours is not None and not ours.outcome.quick
+        return Comparison(paper, ours, found, "" if full else _under_way(run, paper, results))
 
     return tuple(comparison(paper) for paper in published)
 

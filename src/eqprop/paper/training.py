@@ -113,7 +113,7 @@ RUNS = {
         _in_parts(_deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True)),
     )
 }
-PIECES = {piece.name: piece for run in RUNS.values() for piece in run.pieces}
+BY_NAME = RUNS | {piece.name: piece for run in RUNS.values() for piece in run.pieces}
 
 
 def deviations(recipe: str) -> tuple[TrainingRun, ...]:
@@ -261,7 +261,7 @@ def progress(run: TrainingRun, results: Results) -> tuple[int, int]:
 
 def state(names: Iterable[str], results: Results) -> State:
     """That of the weakest run."""
-    runs = [{**RUNS, **PIECES}[name] for name in names]
+    runs = [BY_NAME[name] for name in names]
     if all(outcome(run, results, quick=False) for run in runs):
         return "full"
     there = all(any(outcome(run, results, quick) for quick in (False, True)) for run in runs)

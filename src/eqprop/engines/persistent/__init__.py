@@ -74,11 +74,10 @@ class PersistentEngine(Engine):
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
         self._reference = ReferenceEngine(model, rule, rates, cost)
-        self._deep = len(model.layers) == 3
-        self._sources = (*COMMON, "two_hidden.cu" if self._deep else "one_hidden.cu")
-        # the cluster to take where not all members fit at once
-        self._smallest = 16 if self._deep else 2
-        usable = tuple(c for c in CLUSTERS if not self._deep or c in (16, 4, 1))
+        deep = len(model.layers) == 3
+        self._sources = (*COMMON, "two_hidden.cu" if deep else "one_hidden.cu")
+        self._smallest = 16 if deep else 2  # the cluster to take where not all members fit at once
+        usable = tuple(c for c in CLUSTERS if not deep or c in (16, 4, 1))
         self._clusters = usable if cluster is None else (cluster,)
         self._kernels: dict[int, Kernel] = {}
         self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch

@@ -71,12 +71,13 @@ __device__ __forceinline__ void subtract(u32 &high, u32 &low, u32 high_b, u32 lo
 struct __align__(16) Segment {
 #ifdef DOUBLE
     struct Block { real v[BN][32]; } blocks[SEGMENT / 32];
-    __device__ __forceinline__ real &entry(u32 b, u32 column) { return blocks[column / 32].v[b][column % 32]; }
-    __device__ __forceinline__ real entry(u32 b, u32 column) const { return blocks[column / 32].v[b][column % 32]; }
-    __device__ __forceinline__ Quad quad(u32 b, u32 column) const {
-        return *(const Quad *)&blocks[column / 32].v[b][column % 32];
+    __device__ __forceinline__ const real &entry(u32 b, u32 column) const {
+        return blocks[column / 32].v[b][column % 32];
     }
-    __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) { *(Quad *)&entry(b, column) = q; }
+    __device__ __forceinline__ Quad quad(u32 b, u32 column) const { return *(const Quad *)&entry(b, column); }
+    __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) {
+        *(Quad *)&blocks[column / 32].v[b][column % 32] = q;
+    }
     /* CHANGE_SCALE (a − b), by half of the threads, of which this is the k-th */
     __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
         for (; k < SEGMENT * BN; k += THREADS / 2)
@@ -419,12 +420,7 @@ struct Stepper {
     Shared &m;
     const Problem &p;
     Strip strip;
-    int n1 = 0;         /* steps that h1 and the outputs have made */
-#if IN_TURN
-    int n2 = 0;         /* and h2 */
-#else
-#define n2 n1
-#endif
+    int n1 = 0, n2 = 0; /* steps that h1 and the outputs have made; and h2, where layers move in turn */
     int again = 0;      /* how often states were sent for another reason */
 
     __device__ __forceinline__ Stepper(Shared &m, const Problem &p) : m(m), p(p), strip(m) {}
@@ -434,7 +430,7 @@ struct Stepper {
     }
     /* the latest versions of the states; a layer's */
     __device__ __forceinline__ int v1() const { return n1 + again; }
-    __device__ __forceinline__ int v2() const { return n2 + again; }
+    __device__ __forceinline__ int v2() const { return (IN_TURN ? n2 : n1) + again; }
     __device__ __forceinline__ int version(int layer) const { return layer ? v2() : v1(); }
     /* for the states of a layer as they are now; of all layers, and the outputs */
     __device__ __forceinline__ void wait_for_states(int layer) {
@@ -621,7 +617,7 @@ struct Stepper {
     __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged) {
         const Where w;
         const bool moves = w.forward ? moves2 : moves1, answers = moves1 && w.answers();
-        const int n = 1 + (w.forward ? n2 : n1);
+        const int n = 1 + (IN_TURN && w.forward ? n2 : n1);
         if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
         if (moves) drive(w.forward, n);
         if (nudged) __syncthreads(); /* the output weights have moved */
@@ -630,9 +626,7 @@ struct Stepper {
         if (answers && w.forward && nudged) send_answers(n1 + 1);
         if (answers && !w.forward) answer(n1 + 1, nudged);
         n1 += moves1;
-#if IN_TURN
         n2 += moves2;
-#endif
     }
 
     /* The same, of all layers, where no weights move. Each half of the warps drives its layer twice,
