@@ -71,8 +71,8 @@ class EmulatedEngine(PersistentEngine):
 
     backwards = False
 
-    def kernel(self, batch: int) -> Emulated:  # type: ignore[override]
-        constants = self._constants(batch, self._clusters[0])
+    def kernel(self, batch: int, relaxes: bool = False) -> Emulated:  # type: ignore[override]
+        constants = self._constants(batch, self._clusters[0], relaxes)
         return Emulated(self._sources, constants, self.backwards)
 
 
@@ -89,5 +89,5 @@ class Naive:
 class NaiveEngine(PersistentEngine):
     """The persistent engine with the readable kernel."""
 
-    def kernel(self, batch: int) -> Naive:  # type: ignore[override]
+    def kernel(self, batch: int, relaxes: bool = False) -> Naive:  # type: ignore[override]
         return Naive()

@@ -161,7 +161,7 @@ def test_members_that_take_turns_get_what_they_get_together():
                 part.residual.zero_()
                 super().launch(1, part)
 
-    apart.kernel = lambda batch: InTurns()
+    apart.kernel = lambda batch, relaxes: InTurns()
     b = apart.run(bytes_of(200, 30, 5), index, signs)
     assert distance(together, apart) <= 1e-14
     assert torch.equal(a.wrong, b.wrong)
@@ -215,6 +215,26 @@ def test_relaxing_many_samples(sizes, cluster, device):
     for mine, theirs in zip(b.state, a.state, strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=1e-12)
     torch.testing.assert_close(b.sample_residual.cpu(), a.sample_residual, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("device", "sizes", "cluster"),
+    [
+        pytest.param("cuda", (784, 512, 512, 10), 16, marks=needs_gpu),
+        pytest.param("cuda", (40, 512, 10), 8, marks=needs_gpu),
+        pytest.param("cpu", WIDE[0], 4, marks=needs_compiler),
+    ],
+)
+def test_relaxing_in_float32_is_as_close_as_the_reference_in_float32(device, sizes, cluster):
+    slow, fast = build_pair("C-VF", device, sizes, 2, cluster, dtype=torch.float32)
+    exact = eqprop.make_engine(copy.deepcopy(slow.model).double(), slow.rule, 0.1, "reference")
+    x = torch.rand(2, 45, sizes[0])  # a last tile that is not full
+    truth, own = exact.relax(x.double(), 9).state, slow.relax(x, 9).state
+    found = fast.relax(x.to(place(device)), 9).state
+    for name, mine, theirs, right in zip(fast.model.layer_names, found, own, truth, strict=True):
+        error = float((mine.cpu() - right).abs().max())
+        bound = TOLERANCES["float32 over the reference's own error"]
+        assert error <= bound * float((theirs - right).abs().max()), name
 
 
 @pytest.mark.parametrize("device", [GPU, CPU, "naive"])

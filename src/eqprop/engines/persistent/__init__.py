@@ -6,6 +6,7 @@ One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidde
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,12 +75,13 @@ class PersistentEngine(Engine):
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
         self._reference = ReferenceEngine(model, rule, rates, cost)
-        deep = len(model.layers) == 3
-        self._sources = (*COMMON, "two_hidden.cu" if deep else "one_hidden.cu")
-        self._smallest = 16 if deep else 2  # the cluster to take where not all members fit at once
-        usable = tuple(c for c in CLUSTERS if not deep or c in (16, 4, 1))
+        self._deep = len(model.layers) == 3
+        self._sources = (*COMMON, "two_hidden.cu" if self._deep else "one_hidden.cu")
+        # the cluster to take where not all members fit at once
+        self._smallest = 16 if self._deep else 2
+        usable = tuple(c for c in CLUSTERS if not self._deep or c in (16, 4, 1))
         self._clusters = usable if cluster is None else (cluster,)
-        self._kernels: dict[int, Kernel] = {}
+        self._kernels: dict[tuple[int, bool], Kernel] = {}
         self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch
         if profile:
             self.clocks = torch.zeros(16, dtype=torch.int64, device=self._device)
@@ -91,16 +93,21 @@ class PersistentEngine(Engine):
         # whatever cannot be built is known at once
         if self.kernel(self._tile).resident() < self._members:
             self.chunk = 1500  # fewer ends, at which multiprocessors are idle
+        with contextlib.suppress(CannotBuild):
+            if self._deep and model.dtype == torch.float32:
+                self.kernel(32, relaxes=True)
+                self._tile = 32
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def kernel(self, batch: int) -> Kernel:
+    def kernel(self, batch: int, relaxes: bool = False) -> Kernel:
         """The kernel for a batch size: the largest cluster with which all members run at once, or
         else the smallest that there is.
         """
-        if batch not in self._kernels:
+        relaxes &= self._deep  # with one hidden layer there is no difference
+        if (batch, relaxes) not in self._kernels:
             if torch.cuda.get_device_capability() < (9, 0):
                 raise CannotBuild("it needs a GPU with clusters: Hopper or later")
             reasons, chosen = [], None
@@ -110,7 +117,7 @@ class PersistentEngine(Engine):
                     continue
                 try:
                     sources = [FOLDER / name for name in self._sources]
-                    candidate = compiled(sources, self._constants(batch, cluster))
+                    candidate = compiled(sources, self._constants(batch, cluster, relaxes))
                     at_once = candidate.resident()
                 except CannotBuild as error:
                     reasons.append(str(error))
@@ -123,10 +130,10 @@ class PersistentEngine(Engine):
                     break
             if chosen is None:
                 raise CannotBuild(reasons[0] if reasons else "not enough multiprocessors")
-            self._kernels[batch] = chosen
-        return self._kernels[batch]
+            self._kernels[batch, relaxes] = chosen
+        return self._kernels[batch, relaxes]
 
-    def _constants(self, batch: int, cluster: int) -> dict[str, int]:
+    def _constants(self, batch: int, cluster: int, relaxes: bool) -> dict[str, int]:
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
@@ -160,7 +167,7 @@ class PersistentEngine(Engine):
             if 32 * slice_ * grid > MOST_SEGMENT:
                 raise CannotBuild(f"{max(hidden)} hidden neurons in a cluster of {cluster}")
             warps = 4 * slice_ * grid
-            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0}
+            constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "RELAXES": int(relaxes)}
         constants |= {
             "NX": net.input.size,
             "O": outputs,
@@ -310,7 +317,7 @@ class PersistentEngine(Engine):
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]
         tasks = self._members * (1 if problem.nudged_steps else math.ceil(samples / batch))
-        kernel = self.kernel(batch)
+        kernel = self.kernel(batch, relaxes=problem.nudged_steps == 0)
         if problem.index is not None and tasks > kernel.resident():
             self._take_turns(kernel, problem)
         else:

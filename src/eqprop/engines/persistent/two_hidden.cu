@@ -43,8 +43,6 @@
 #define WEIGHT_SCALE 256
 #define CHANGE_SCALE 1024
 
-enum { FIRST = 2 }; /* of three buffers: the steady state */
-
 #ifndef DOUBLE
 struct __align__(8) Words { u32 v[2]; };
 struct __align__(16) Eight { u32 v[4]; };
@@ -125,24 +123,36 @@ struct __align__(16) Sums {
 };
 #define SUMS_ROW (16 * (u32)sizeof(real))
 
+/* Where nothing is learned, x is of no use after the first products, and there is room for more samples. */
+#if RELAXES
+#define TOGETHER union
+#else
+#define TOGETHER struct
+#endif
+
 struct Shared {
-    __align__(16) real x[NX][BP]; /* transposed */
+    TOGETHER {
+        __align__(16) real x[NX][BP]; /* transposed */
+        struct {
+            Segment s1[2], s2[2];
+            Sums arrived[2][2][GRID][SLICE / 16]; /* partial sums for the slices owned, by step, layer, source */
+        };
+        struct { /* at the steady state: the slices owned; weights; C-VF: wb, C-EP: h2_0ᵀ o_0 */
+            real steady1[BP][SLICE], steady2[BP][SLICE], wf0[OP][SLICE], other[OP][SLICE];
+            real moved[1 + VECTOR_FIELD][OP][SLICE];    /* the totals of a Mover */
+            __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
+        };
+    };
     union {
         real sums[HALF][BP][SLICE]; /* of the drive, by parts of the pixels */
         Sums outgoing[2][2][GRID > 1 ? GRID - 1 : 1][SLICE / 16]; /* by step, layer, owner */
         Segment change[2];          /* EP: of h1 and h2 in a nudged step, times CHANGE_SCALE */
     };
-    Segment s1[2], s2[2];
-    real h1[3][BP][SLICE], h2[3][BP][SLICE];    /* the slices owned */
-    Sums arrived[2][2][GRID][SLICE / 16];       /* partial sums for them, by step, layer, source */
-    Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* and for the outputs owned */
+    real h1[2][BP][SLICE], h2[2][BP][SLICE];    /* the slices owned */
+    Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* partial sums for the outputs owned */
     real drive[BP][SLICE];                      /* in the nudged phase, with −(c G + c_b) h1_0 in it */
     real wf[OP][SLICE], wb[OP][SLICE];
-    real wf0[OP][SLICE];   /* before the phase */
-    real other[OP][SLICE]; /* C-VF: wb before the phase; C-EP: h2_0ᵀ o_0 */
-    real moved[1 + VECTOR_FIELD][OP][SLICE]; /* the totals of a Mover */
     real o[2][BP][OP];
-    __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
     real y[BP][OP];
     real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
     real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state */
@@ -666,7 +676,7 @@ struct Stepper {
         const Where w;
         const int layer = w.forward, version = this->version(layer) + 1;
         if (w.finishes())
-            publish(layer, version, [&](u32, u32 b, u32 j) { return *(const Quad *)&(layer ? m.h2 : m.h1)[FIRST][b][j]; });
+            publish(layer, version, [&](u32, u32 b, u32 j) { return *(const Quad *)&(layer ? m.steady2 : m.steady1)[b][j]; });
         again++;
         wait_for_all();
     }
@@ -742,7 +752,8 @@ __device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Ste
     if (k.t < O) m.bias[k.t] = m.bo[k.t];
     for (int j = k.t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
     show();
-    __syncthreads();
+    if (RELAXES) meet(); /* nobody sends to where a neighbour still reads x */
+    else __syncthreads();
 }
 
 /* What the free phase came to. */
@@ -773,8 +784,8 @@ __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const
     if (thread() == 0) m.until = s.n1 + p.nudged_steps;
     const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
     for (int k = t; k < BP * SLICE; k += THREADS) {
-        (&m.h1[FIRST][0][0])[k] = (&m.h1[now1][0][0])[k];
-        (&m.h2[FIRST][0][0])[k] = (&m.h2[now2][0][0])[k];
+        (&m.steady1[0][0])[k] = (&m.h1[now1][0][0])[k];
+        (&m.steady2[0][0])[k] = (&m.h2[now2][0][0])[k];
     }
     for (int j = t; j < SLICE; j += THREADS) {
         real sum = 0;
@@ -867,14 +878,14 @@ __device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s) 
     for (int j = k.t; j < SLICE; j += THREADS) {
         real sum1 = 0, sum2 = -m.sum_m[j];
         for (int b = 0; b < B; b++) {
-            sum1 += m.h1[now1][b][j] - m.h1[FIRST][b][j];
+            sum1 += m.h1[now1][b][j] - m.steady1[b][j];
             sum2 += m.h2[now2][b][j];
         }
         m.bx[j] += m.c.bx * sum1;
         m.bm[j] += m.c.bm * sum2;
     }
     if (k.t < O) m.bo[k.t] += m.c.bo * (sum_of_output(m, now, k.t) - m.sum_o[k.t]);
-    move_input_weights(k.wx(p), m, m.h1[now1], m.h1[FIRST], k.first1, m.c.wx);
+    move_input_weights(k.wx(p), m, m.h1[now1], m.steady1, k.first1, m.c.wx);
 }
 
 __device__ __forceinline__ void next_minibatch(Shared &m) {
