@@ -1,11 +1,12 @@
 """Train several runs of the paper at once on one GPU, and time it.
 
-    python benchmarks/together.py [--results DIR] [--out FILE] RUN ...
+    python benchmarks/together.py [--share S] [--results DIR] [--out FILE] RUN ...
 
 Each run is a process of its own (`eqprop paper run RUN --device cuda`), so that one computes where
 another leaves multiprocessors idle. For that they share the GPU through NVIDIA's multi-process
 service, which is started for them where it is installed; without it they take turns, which is
-slower. What a run prints is in runs/log-RUN.txt. Writes the times to FILE.
+slower. What a run prints is in runs/log-RUN.txt. Writes the times to FILE. With --share each run
+trains that part of its epochs only, and what all would take follows from that.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from eqprop.paper.training import BY_NAME
 from eqprop.runs import machine
 
 LOGS = Path("runs")
@@ -46,12 +49,38 @@ def shared_gpu() -> Iterator[dict[str, str] | None]:
                 subprocess.run([control], input=b"quit\n", env=environment, timeout=60)
 
 
+def command(run: str, options: argparse.Namespace) -> list[str]:
+    eqprop = [sys.executable, "-m", "eqprop"]
+    if options.share == 1:
+        return [*eqprop, "paper", "run", run, "--device", "cuda", "--results", options.results]
+    recipe = BY_NAME[run].resolved(quick=False)
+    less = replace(recipe, epochs=max(1, round(options.share * recipe.epochs)))
+    file = LOGS / f"share-{run}.toml"
+    file.write_text(less.to_toml())
+    shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+    out = ["--out", str(file.with_suffix(""))]
+    return [*eqprop, "train", str(file), "--device", "cuda", *out]
+
+
+def whole(seconds: dict[str, float], share: float) -> float:
+    """What all epochs take, if those of the share do: the runs start but once."""
+    summaries = {run: LOGS / f"share-{run}" / "summary.json" for run in seconds}
+    starting = min(
+        seconds[run] - json.loads(file.read_text())["wall_seconds"]
+        for run, file in summaries.items()
+    )
+    return starting + (max(seconds.values()) - starting) / share
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "runs", nargs="*", default=DEFAULT, metavar="RUN", help=f"default: {' '.join(DEFAULT)}"
+    )
+    parser.add_argument(
+        "--share", type=float, default=1, metavar="S", help="of the epochs, for a quick estimate"
     )
     parser.add_argument("--results", default="results", metavar="DIR", help="as of `paper run`")
     parser.add_argument(
@@ -63,10 +92,9 @@ def main() -> int:
         started = time.perf_counter()
         running: dict[str, subprocess.Popen[bytes]] = {}
         for run in options.runs:
-            command = [sys.executable, "-m", "eqprop", "paper", "run", run, "--device", "cuda"]
             with (LOGS / f"log-{run}.txt").open("wb") as log:
                 running[run] = subprocess.Popen(
-                    [*command, "--results", options.results],
+                    command(run, options),
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=os.environ | (added or {}),
@@ -85,11 +113,16 @@ def main() -> int:
     if failed:
         print("failed:", *(f"{LOGS}/log-{run}.txt" for run in failed))
         return 1
+    extrapolated = {}
+    if options.share < 1:
+        extrapolated = {"share": options.share, "whole": round(whole(seconds, options.share), 1)}
+        print(extrapolated, flush=True)
     record = {
         "what": "seconds until a run ended, of runs that began together, compiling included",
         "multi-process service": added is not None,
         "all": max(seconds.values()),
         "runs": seconds,
+        **extrapolated,
         **machine.describe("cuda"),
     }
     options.out.write_text(json.dumps(record, indent=1) + "\n")

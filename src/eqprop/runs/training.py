@@ -30,7 +30,7 @@ from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.seeds import generator
 
-SAVE_SHARE = 10  # an epoch's end is saved if that long, in times of the last save, has passed
+SAVE_SHARE = 50  # an epoch's end is saved if that long, in times of the last save, has passed
 
 
 class Interrupted(Exception):

@@ -92,7 +92,7 @@ class PersistentEngine(Engine):
         self._tile = 20 if model.dtype == torch.float32 else 8
         # whatever cannot be built is known at once
         if self.kernel(self._tile).resident() < self._members:
-            self.chunk = 1500  # fewer ends, at which multiprocessors are idle
+            self.chunk = 3000  # fewer ends, at which multiprocessors are idle
         with contextlib.suppress(CannotBuild):
             if self._deep and model.dtype == torch.float32:
                 self.kernel(32, relaxes=True)
