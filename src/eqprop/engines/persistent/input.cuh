@@ -62,9 +62,14 @@ template <class M> __device__ __forceinline__ void read_minibatch(const Problem 
     } else {
         const real *x = p.x + (p.shared_x ? 0 : (i64)e * p.samples * NX);
         const real *y = p.y ? p.y + (p.shared_y ? 0 : (i64)e * p.samples * O) : 0;
-        for (int k = t; k < NX * BP; k += THREADS) {
-            int b = k / NX, i = k % NX;
-            m.x[i][b] = b < B && first + b < p.samples ? x[(i64)(first + b) * NX + i] : (real)0;
+        for (int k = t; k < NX * (BP / 4); k += THREADS) {
+            int b = k / NX * 4, i = k % NX;
+            Quad four;
+            for (int r = 0; r < 4; r++) {
+                bool there = b + r < B && first + b + r < p.samples;
+                four.v[r] = there ? x[(i64)(first + b + r) * NX + i] : (real)0;
+            }
+            *(Quad *)&m.x[i][b] = four;
         }
         for (int k = t; k < BP * OP; k += THREADS) {
             int b = k / OP, o = k % OP;
