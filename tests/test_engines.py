@@ -443,7 +443,8 @@ def test_the_baseline_of_the_benchmarks_computes_the_same(rule):
 def test_the_captured_graph_on_a_gpu(rule, sizes):
     slow, fast = build_pair("telescoped", rule, sizes, 3, random_sign=True)
     fast.model.cuda()
-    fast = eqprop.make_engine(fast.model, fast.rule, [0.02, 0.04, 0.06][: len(sizes) - 1])
+    rates = [0.02, 0.04, 0.06][: len(sizes) - 1]
+    fast = eqprop.make_engine(fast.model, fast.rule, rates, "telescoped")
     for m in range(20):
         x, y = minibatch(m, sizes, 3, 7)
         a, b = slow.step(x, y), fast.step(x.cuda(), y.cuda())

@@ -4,13 +4,15 @@ On a GPU, where there is one; and anywhere, thread by thread on the CPU (cuda_on
 """
 
 import copy
+import warnings
 
 import pytest
 import torch
 
 import eqprop
+from eqprop import engines
 from eqprop.data import Split
-from eqprop.engines import persistent
+from eqprop.engines import TelescopedEngine, persistent
 from eqprop.engines.persistent import PersistentEngine, limits
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
 from tests.test_engines import RULES, TOLERANCES, distance, minibatch
@@ -261,6 +263,41 @@ def test_the_same_numbers_every_time(cluster):
         fast.run(split, index.cuda(), torch.ones(50, 3))
         ends.append([p.clone() for p in fast.model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("device", [GPU, CPU])
+def test_a_minibatch_that_does_not_fit_goes_to_the_captured_graph_which_is_said_once(device):
+    sizes = (9, 20, 5)
+    slow, fast = build_pair("C-EP", device, sizes, 2, 2, random_sign=True)
+    if device == "cuda":
+        auto = eqprop.make_engine(fast.model, fast.rule, [0.02, 0.04])
+    else:
+        slower = TelescopedEngine(fast.model, fast.rule, fast.rates, fast.cost)
+        auto = EmulatedEngine(fast.model, fast.rule, fast.rates, fast.cost, 2, slower=slower)
+    split = bytes_of(200, 9, 5)
+    there = bytes_of(200, 9, 5, place(device))
+    index = torch.randint(200, (3, 2, 41), generator=torch.Generator().manual_seed(0))
+    with pytest.warns(engines.SlowEngine, match="batch of more than 40"):
+        counts = auto.run(there, index.to(place(device)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in (41, 7, 41):
+            x, y = minibatch(batch, sizes, 2, batch)
+            output = auto.step(x.to(place(device)), y.to(place(device)))
+    expected = slow.run(split, index)
+    for batch in (41, 7, 41):
+        last = slow.step(*minibatch(batch, sizes, 2, batch))
+    assert torch.equal(counts.wrong.cpu(), expected.wrong)
+    torch.testing.assert_close(output.cpu(), last, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        auto.relaxation.state[0].cpu(), slow.relaxation.state[0], rtol=0, atol=1e-12
+    )
+    fast.model.cpu()
+    assert distance(slow, fast) <= 1e-12
+    with pytest.raises(ValueError, match="batch of more than 40"):
+        build_pair("C-EP", device, sizes, 2, 2)[1].step(
+            *(v.to(place(device)) for v in minibatch(0, sizes, 2, 41))
+        )
 
 
 def test_a_network_it_cannot_hold_is_named():

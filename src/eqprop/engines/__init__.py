@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from eqprop.costs import Cost, SquaredError
-from eqprop.engines.compiling import CannotBuild
+from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
 from eqprop.engines.native import NativeEngine, why_not
@@ -18,10 +17,6 @@ from eqprop.network import Network
 from eqprop.rules import Rule, TwoPhase
 
 KINDS = ("auto", "reference", "native", "telescoped", "persistent")
-
-
-class SlowEngine(UserWarning):
-    """A faster engine exists, but cannot be used here."""
 
 
 def make_engine(
@@ -71,7 +66,8 @@ def make_engine(
                 raise CannotBuild("the parameters are not on a GPU")
             if (limit := limits(model, rule)) is not None:
                 raise CannotBuild(f"it cannot run {limit}")
-            return PersistentEngine(model, rule, rates, cost)
+            slower = TelescopedEngine(model, rule, rates, cost) if kind == "auto" else None
+            return PersistentEngine(model, rule, rates, cost, slower=slower)
         except CannotBuild as error:
             _go_without("persistent", "persistent kernel", kind, error)
     if rule.tolerance is not None:
@@ -85,9 +81,7 @@ def _go_without(missing: str, name: str, kind: str, error: CannotBuild) -> None:
     """An engine that was asked for by its name must be there; another may take its place."""
     if kind == missing:
         raise ValueError(f"kind {missing!r}: {error}") from None
-    warnings.warn(
-        f"the {name} is not available ({error}): a slower one is used", SlowEngine, stacklevel=3
-    )
+    warn_slower(name, error, stacklevel=3)
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import SquaredError
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation
-from eqprop.engines.compiling import CannotBuild
+from eqprop.engines.compiling import CannotBuild, warn_slower
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
@@ -58,7 +58,10 @@ def limits(model: Network, rule: TwoPhase) -> str | None:
 
 
 class PersistentEngine(Engine):
-    """Trains an ensemble of networks, each on multiprocessors of its own."""
+    """Trains an ensemble of networks, each on multiprocessors of its own.
+
+    A minibatch that does not fit goes to the engine `slower`, if one is given.
+    """
 
     chunk = 500
     relaxes = 2000
@@ -71,9 +74,12 @@ class PersistentEngine(Engine):
         cost: SquaredError,
         cluster: int | None = None,
         profile: bool = False,
+        slower: Engine | None = None,
     ) -> None:
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
+        self._slower = slower
+        self._too_large: set[int] = set()  # batches that do not fit
         self._reference = ReferenceEngine(model, rule, rates, cost)
         self._deep = len(model.layers) == 3
         self._sources = (*COMMON, "two_hidden.cu" if self._deep else "one_hidden.cu")
@@ -195,6 +201,10 @@ class PersistentEngine(Engine):
         net.check_target(x, y)
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
+        if (slower := self._instead(x.shape[-2])) is not None:
+            output = slower.step(x, y, sign)
+            self.relaxation = slower.relaxation
+            return output
         before = self.copy_parameters()
         problem = self._problem(x.shape[-2], rule.free_steps)
         problem.x, problem.y = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
@@ -219,8 +229,12 @@ class PersistentEngine(Engine):
         fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
         if not fits:
             return super().run(split, index, signs)  # which says what is wrong
-        before = self.copy_parameters()
         signs = self.draw_signs(len(index)) if signs is None else signs
+        if (slower := self._instead(index.shape[-1])) is not None:
+            found = slower.run(split, index, signs)
+            self.relaxation = slower.relaxation
+            return found
+        before = self.copy_parameters()
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         problem = self._problem(index.shape[-1], rule.free_steps)
         beta = self.all_betas(len(index), signs)
@@ -246,6 +260,19 @@ class PersistentEngine(Engine):
         problem.x = net.input_activation(x).contiguous()
         relaxation = self._launch(problem, self._tile)
         return relaxation if self.healthy(relaxation.state) else super().relax(x, free_steps)
+
+    def _instead(self, batch: int) -> Engine | None:
+        """The engine that takes minibatches of this size, if the kernels cannot hold them."""
+        if batch not in self._too_large:
+            try:
+                self.kernel(batch)
+                return None
+            except CannotBuild as error:
+                if self._slower is None:
+                    raise ValueError(f"kind 'persistent': {error}: use kind='auto'") from None
+                self._too_large.add(batch)
+                warn_slower("persistent kernel", error, stacklevel=3)
+        return self._slower
 
     def _problem(self, samples: int, free_steps: int) -> Problem:
         """All but the samples; where the states go."""
