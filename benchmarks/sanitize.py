@@ -73,8 +73,8 @@ def main() -> int:
             "ran": [line[4:] for line in lines if line.startswith("ran ")],
         }
         print(tool, found[tool], flush=True)
-    record = {"tools": found, **machine.describe("cuda")}
-    (options.out / "sanitize-gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        record = {"tools": found, **machine.describe("cuda")}
+        (options.out / "sanitize-gpu.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 
