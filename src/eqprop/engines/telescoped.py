@@ -70,7 +70,7 @@ class TelescopedEngine(Engine):
         return net.output(self.relaxation.state)
 
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        if len(index) == 1 or self._device.type != "cuda":
+        if len(index) == 1:
             return super().run(split, index, signs)
         minibatch = self._minibatch(index.shape[-1])
         before = self.copy_parameters()
@@ -199,7 +199,7 @@ class _Minibatch:
     def _gathered_minibatch(self) -> None:
         split = self._split
         assert split is not None
-        torch.div(split.images[self.index], 255, out=self.x)
+        torch.div(split.images[self.index].to(self.dtype), 255, out=self.x)
         labels = split.labels[self.index].long()
         self.y.zero_().scatter_(-1, labels[..., None], 1.0)
         self._minibatch()
