@@ -290,8 +290,8 @@ class Training:
         return {}
 
     def _worth_saving(self) -> bool:
-        """Whether saving costs little beside what it would save: a run of seconds an epoch saves
-        after each, one that takes as long to save as to train does not.
+        """Whether saving costs little beside what it would save: a run of minutes an epoch saves
+        after each, one of seconds does not.
         """
         return time.perf_counter() - self._saved_at >= SAVE_SHARE * self._save_took
 
