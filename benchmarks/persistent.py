@@ -35,8 +35,8 @@ STAMPS = {  # of the kernels: what the cycles between two of them went into
         *("nudged: output", "nudged: weights", "update"),
     ),
     "2h": (
-        *("step: wait for states", "step: products", "step: drive", "step: wait for sums"),
-        *("step: states", "step: begin", "end of free phase", "nudged: wait"),
+        *("step: begin", "step: wait for states, products", "step: drive", "step: wait for sums"),
+        *("step: states", "end of free phase", "nudged: wait"),
         *("read minibatch", "spread", "input drive", "begin", "begin nudging"),
         *("nudged: changes", "nudged: move", "update"),
     ),

@@ -725,7 +725,7 @@ __device__ __forceinline__ void begin(const Problem &p, Shared &m) {
 __device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Stepper &s) {
     const Task k(p);
     read_minibatch(p, m, k.e, m.at, k.first_sample);
-    STAMP(8)
+    STAMP(7)
     if (p.images && m.at + 1 < p.minibatches) fetch_bytes(p, m, k.e, m.at + 1);
     if (k.t == 0) m.until = s.n1 + p.free_steps;
     if (k.t == 0 && p.nudged_steps) {
@@ -738,9 +738,9 @@ __device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Ste
 #if CONTINUAL
     if (p.nudged_steps) spread(m, m.c.inside * m.c.wx, m.c.inside * m.c.bx);
 #endif
-    STAMP(9)
+    STAMP(8)
     input_drive(k.wx(p), m, k.first1);
-    STAMP(10)
+    STAMP(9)
     s.strip.load(s.weights(k.e));
     for (int i = k.t; i < BP * SLICE; i += THREADS)
         m.drive[i / SLICE][i % SLICE] = m.sums[0][i / SLICE][i % SLICE] + m.bx[i % SLICE];
@@ -819,7 +819,7 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
     }
     __syncthreads();
 #endif
-    STAMP(13)
+    STAMP(12)
     if (moves) {
         const Where w;
         const real c = (w.forward ? m.c.wm : m.c.wn) / CHANGE_SCALE;
@@ -835,7 +835,7 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
         s.strip.move<2, false, false, true>(posts, pres, w.first_row, m.c.inside * c, {});
 #endif
     }
-    STAMP(14)
+    STAMP(13)
     __syncthreads(); /* nobody sends while another reads `change`, in the same place */
     const Task k(p);
     Mover<Shared> mover(m);
@@ -916,9 +916,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     begin(p, m);
     Stepper s(m, p);
     while (m.at < p.minibatches) {
-        STAMP(15)
+        STAMP(14)
         begin_minibatch(p, m, s);
-        STAMP(11)
+        STAMP(10)
 #if IN_TURN
         for (int step = 0; step < p.free_steps; step++)
             s.step(step % 2 == 0, step % 2 == 1, false);
@@ -927,14 +927,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #endif
         s.wait_for_all();
         __syncthreads();
-        STAMP(6)
+        STAMP(5)
         record(p, m, s);
         if (!p.nudged_steps) {
             next_minibatch(m);
             continue;
         }
         begin_nudging(p, m, s);
-        STAMP(12)
+        STAMP(11)
         while (s.n1 != m.until) {
 #if CONTINUAL || VECTOR_FIELD || IN_TURN
             s.step(true, true, true);
@@ -943,7 +943,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             if (s.n1 != m.until) continue; /* EP compares the last states with the first */
 #endif
             s.wait_for_all();
-            STAMP(7)
+            STAMP(6)
             follow(p, m, s, s.n1 == m.until);
         }
         __syncthreads();
