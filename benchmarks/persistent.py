@@ -60,16 +60,17 @@ def measure(case: str, train: Split) -> dict[str, Any]:
     row, networks, cluster = case.split(":")
     members, many = int(networks), 200
     steps = (40, 20)
+    profiled = engine(row, members, int(cluster), (0, 0), True)
     whole, free, nudged = (
         rows.microseconds(engine(row, members, int(cluster), more, False), train, members, many)
         for more in ((0, 0), (steps[0], 0), (0, steps[1]))
     )
     found: dict[str, Any] = {
+        "cluster": profiled.kernel(20).cluster,
         "minibatch": round(whole, 1),
         "free step": round((free - whole) / steps[0], 3),
         "nudged step": round((nudged - whole) / steps[1], 3),
     }
-    profiled = engine(row, members, int(cluster), (0, 0), True)
     profiled.run(train, torch.randint(60000, (many, members, 20), device="cuda"))
     assert profiled.clocks is not None
     cycles = (profiled.clocks // many).tolist()

@@ -5,8 +5,9 @@
 Each run is a process of its own (`eqprop paper run RUN --device cuda`), so that one computes where
 another leaves multiprocessors idle. For that they share the GPU through NVIDIA's multi-process
 service, which is started for them where it is installed; without it they take turns, which is
-slower. What a run prints is in runs/log-RUN.txt. Writes the times to FILE. With --share each run
-trains that part of its epochs only, and what all would take follows from that.
+slower. What a run prints is in runs/log-RUN.txt. Runs that are in DIR already are not trained
+again. Writes the times to FILE. With --share each run trains that part of its epochs only, and what
+all would take follows from that.
 """
 
 from __future__ import annotations
@@ -89,11 +90,14 @@ def main() -> int:
     parser.add_argument(
         "--share", type=float, default=1, metavar="S", help="of the epochs, for a quick estimate"
     )
-    parser.add_argument("--results", default="results", metavar="DIR", help="as of `paper run`")
     parser.add_argument(
-        "--out", type=Path, default=Path("results/together-gpu.json"), metavar="FILE"
+        "--results", default="runs/together", metavar="DIR", help="default: runs/together"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: results/together-RUN-gpu.json"
     )
     options = parser.parse_args()
+    out = options.out or Path("results") / f"together-{'-'.join(options.runs)}-gpu.json"
     LOGS.mkdir(exist_ok=True)
     with shared_gpu() as added:
         started = time.perf_counter()
@@ -132,7 +136,7 @@ def main() -> int:
         **extrapolated,
         **machine.describe("cuda"),
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

@@ -272,6 +272,7 @@ def test_a_run_in_parts_is_read_as_one_and_shown_as_far_as_it_is_there(results: 
     assert (frozen.frozen, frozen.test.mean) == (5, 90.0)
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].passed
     assert joined.curves("test_error", 90.0).shape == (150, 5)
+    assert rows(SPEED, results)["C-VF-2h"].note.startswith("networks: 45, 15 at a time, in 4 min")
 
 
 def test_the_parts_of_a_run_are_trained_one_after_the_other(
@@ -378,10 +379,10 @@ def test_speed_divides_the_wall_time_by_the_networks(results: Results) -> None:
         "2 h 39 min a network",
         "18 s a network",
         None,
-        "5 networks at once in 1 min 30 s, 2 cores, a processor",
+        "networks: 5, in 1 min 30 s, 2 cores, a processor",
     )
     assert found["C-EP-2h"].paper == "10 h 49 min a network"
-    assert found["C-EP-2h"].note.startswith("quick: 2 epochs of 1000 samples; 2 networks")
+    assert found["C-EP-2h"].note.startswith("quick: 2 epochs of 1000 samples; networks: 2, in")
     (table,) = SPEED.blocks(results)
     ratio = f"{(2 * 60 + 39) * 60 / 18:.0f}×"
     assert table.rows == (("C-EP-1h", "5", "1 min 30 s", "18 s", ratio, "2 cores, a processor"),)

@@ -30,7 +30,7 @@ class Kernel:
 
     def __init__(self, binary: bytes, cluster: int, threads: int) -> None:
         torch.cuda.current_stream()  # makes PyTorch's context the current one
-        self._driver, self._cluster, self.threads = _driver(), cluster, threads
+        self._driver, self.cluster, self.threads = _driver(), cluster, threads
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), binary)
         self._call("cuModuleGetFunction", ctypes.byref(self._function), module, b"run")
@@ -46,7 +46,7 @@ class Kernel:
         struct = problem.struct()
         pointer = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        grid, block = (clusters * self._cluster, 1, 1), (self.threads, 1, 1)
+        grid, block = (clusters * self.cluster, 1, 1), (self.threads, 1, 1)
         self._call(
             "cuLaunchKernel",
             self._function,
@@ -60,7 +60,7 @@ class Kernel:
 
     def resident(self) -> int:
         """How many clusters the device runs at once."""
-        config = _LaunchConfig(self._cluster, 1, 1, self.threads, 1, 1, self.shared_bytes)
+        config = _LaunchConfig(self.cluster, 1, 1, self.threads, 1, 1, self.shared_bytes)
         count = ctypes.c_int()
         self._call(
             "cuOccupancyMaxActiveClusters",
