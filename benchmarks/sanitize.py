@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import eqprop
+from eqprop.data import Split
 from eqprop.engines.persistent import PersistentEngine
 from eqprop.runs import machine
 
@@ -39,6 +40,9 @@ def exercise() -> None:
             y = torch.eye(sizes[-1], device="cuda")[torch.arange(20) % sizes[-1]]
             engine.step(x, y)
             engine.relax(x, 3)
+            bytes_ = torch.randint(256, (100, sizes[0]), dtype=torch.uint8, device="cuda")
+            labels = torch.arange(100, device="cuda").to(torch.uint8) % sizes[-1]
+            engine.run(Split(bytes_, labels, sizes[-1]), torch.arange(40).reshape(2, 20).cuda())
             torch.cuda.synchronize()
             print("ran", "-".join(map(str, sizes)), kind.__name__, flush=True)
 

@@ -10,6 +10,7 @@ import eqprop
 from benchmarks.baseline import Baseline
 from eqprop import engines
 from eqprop.data import Split
+from eqprop.engines import telescoped
 from eqprop.engines.native import build
 from eqprop.runs.evaluation import evaluate
 
@@ -435,6 +436,115 @@ def test_the_baseline_of_the_benchmarks_computes_the_same(rule):
         torch.testing.assert_close(slow.step(x[0], y[0]), baseline.step(x[0], y[0]))
     for a, b in zip(net.parameters(), baseline.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_model_that_changed_its_precision_needs_another_engine(kind):
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, 0.1, kind)
+    net.double()
+    x, y = minibatch(0, (6, 4), 2, 5)
+    split = Split(torch.zeros(9, 6, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8), 4)
+    for call in (
+        lambda: engine.step(x, y),
+        lambda: engine.relax(x, 5),
+        lambda: engine.run(split, torch.zeros(2, 2, 5, dtype=torch.long)),
+    ):
+        with pytest.raises(ValueError, match=r"made for torch.float32 on cpu.*make another"):
+            call()
+
+
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("rule", [eqprop.ContinualEP, eqprop.VF])
+def test_whether_the_input_synapse_is_called_tied_does_not_matter(rule, kind):
+    layers = [eqprop.Input(6), eqprop.Layer("hidden", 9), eqprop.Layer("output", 4)]
+    synapses = [eqprop.Dense("input", "hidden", tied=False), eqprop.Dense("hidden", "output")]
+    net = eqprop.Network(layers, synapses, dtype=torch.float64)
+    options = {"beta": 0.1, "free_steps": 5, "nudged_steps": 3}
+    fast = eqprop.make_engine(copy.deepcopy(net), rule(**options), 0.1, kind)
+    slow = eqprop.make_engine(net, rule(**options), 0.1, "reference")
+    x, y = minibatch(0, (6, 4), 1, 5)
+    torch.testing.assert_close(fast.step(x[0], y[0]), slow.step(x[0], y[0]), rtol=0, atol=1e-12)
+    assert distance(slow, fast) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_integer_targets_that_all_members_share(kind):
+    net = eqprop.layered(6, 9, 4, ensemble=3, dtype=torch.float64)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    x, _ = minibatch(0, (6, 4), 3, 5)
+    y = torch.eye(4, dtype=torch.long)[None, torch.arange(5) % 4]
+    fast, slow = (eqprop.make_engine(copy.deepcopy(net), rule, 0.1, k) for k in (kind, "reference"))
+    torch.testing.assert_close(fast.step(x, y), slow.step(x, y), rtol=0, atol=1e-12)
+    assert distance(slow, fast) <= 1e-12
+
+
+def test_what_stops_a_run_half_way_leaves_the_parameters_as_they_were(monkeypatch):
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, 0.1, "telescoped")
+    split = Split(torch.arange(54, dtype=torch.uint8).reshape(9, 6), torch.zeros(9).byte(), 4)
+    before, learn = [p.clone() for p in net.parameters()], telescoped._Minibatch.learn_from
+    moved = []
+
+    def stopped(self, index, beta):
+        learn(self, index, beta)
+        moved.append(not torch.equal(net.synapses[0].weight, before[0]))
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(telescoped._Minibatch, "learn_from", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(split, torch.randint(9, (4, 2, 5)))
+    assert moved == [True, True]
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+
+
+def test_a_parameter_in_another_place_is_not_looked_for_in_the_old_one():
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, 0.1, "telescoped")
+    graph = engine._minibatch(5)
+    assert engine._minibatch(5) is graph
+    weight = net.synapses[1].weight
+    net.synapses[1].weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    assert engine._minibatch(5) is not graph
+
+
+@pytest.mark.parametrize("kind", ["reference", *FAST])
+def test_what_a_run_is_given_is_checked_the_same_way_everywhere(kind):
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (9, 6), generator=source).byte()
+    split = Split(images, torch.arange(9).byte() % 4, 4)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    alike, each = (
+        eqprop.make_engine(
+            eqprop.layered(6, 8, 4, ensemble=2, dtype=torch.float64), rule, 0.1, kind
+        )
+        for _ in range(2)
+    )
+    index = torch.randint(9, (3, 5), generator=source)
+    shared = alike.run(split, index)
+    assert torch.equal(shared.wrong, each.run(split, index[:, None].expand(3, 2, 5)).wrong)
+    assert distance(alike, each) == 0
+    with pytest.raises(ValueError, match=r"index has shape \[0, 2, 5\]"):
+        alike.run(split, torch.zeros(0, 2, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"signs have shape \[2, 2\], but must be \[3, 2\]"):
+        alike.run(split, index, torch.ones(2, 2))
+    with pytest.raises(ValueError, match="not below its 4 classes"):
+        alike.run(Split(split.images, split.labels + 4, 4), index)
+    with pytest.raises(ValueError, match="free_steps must be a positive integer"):
+        alike.relax(torch.zeros(5, 6, dtype=torch.float64), 0)
+    with pytest.raises(ValueError, match=r"x is on meta.*x.to\('cpu'\)"):
+        alike.step(torch.zeros(5, 6, dtype=torch.float64, device="meta"), torch.eye(5, 4).double())
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_one_step_is_too_few_for_layers_in_turn(kind):
+    rule = eqprop.EP(beta=0.1, free_steps=1, nudged_steps=1, in_turn=True)
+    with pytest.raises(ValueError, match="2 at least with in_turn"):
+        eqprop.make_engine(eqprop.layered(6, 9, 4), rule, 0.1, kind)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

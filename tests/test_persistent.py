@@ -34,6 +34,10 @@ SHAPES = (
     ((9, 200, 16), 20, 3, 2),
     ((40, 512, 10), 20, 2, 2),
     ((9, 300, 10), 20, 1, 1),
+    # few samples, many columns: a last minibatch may be as small
+    ((9, 128, 5), 1, 2, 1),
+    ((9, 256, 5), 2, 1, 2),
+    ((9, 1022, 5), 8, 1, 1),
 )
 DEEP = ((9, 20, 30, 5), 7, 2, 4)
 WIDE = ((9, 128, 100, 5), 20, 1, 4)  # as many warps to a multiprocessor as the paper's sizes take
@@ -163,7 +167,7 @@ def test_members_that_take_turns_get_what_they_get_together():
                 part.residual.zero_()
                 super().launch(1, part)
 
-    apart.kernel = lambda batch, relaxes: InTurns()
+    apart.kernel = lambda batch, relaxes=False: InTurns()
     b = apart.run(bytes_of(200, 30, 5), index, signs)
     assert distance(together, apart) <= 1e-14
     assert torch.equal(a.wrong, b.wrong)
@@ -187,6 +191,7 @@ FLOAT32 = [
         for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
     ),
     *(pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")),
+    pytest.param("C-VF", "cpu", (9, 512, 10), 1, 4, marks=needs_compiler),
 ]
 
 
@@ -265,6 +270,47 @@ def test_the_same_numbers_every_time(cluster):
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("device", [GPU, CPU, "naive"])
+@pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
+@pytest.mark.parametrize("rule", ["C-EP", "C-VF"])
+def test_an_ensemble_of_settings_without_biases(rule, sizes, cluster, device):
+    cls, tied, _ = RULES[rule]
+    net = eqprop.layered(*sizes, tied=tied, bias=False, ensemble=(2, 2), dtype=torch.float64)
+    beta = torch.tensor([[0.1, 0.2], [0.3, -0.4]])
+    options = {"beta": beta, "free_steps": 8, "nudged_steps": 4}
+    rates = [beta.abs() * 0.1 * (k + 1) for k in range(len(sizes) - 1)]
+    slow = eqprop.make_engine(copy.deepcopy(net), cls(**options), rates, "reference")
+    plain = eqprop.make_engine(net.to(place(device)), cls(**options), rates, "reference")
+    kinds = {"cuda": PersistentEngine, "cpu": EmulatedEngine, "naive": NaiveEngine}
+    fast = kinds[device](plain.model, plain.rule, plain.rates, plain.cost, cluster)
+    x, y = minibatch(0, sizes, 4, 7)
+    x, y = x.reshape(2, 2, 7, -1), y.reshape(2, 2, 7, -1)
+    a, b = slow.step(x, y), fast.step(x.to(place(device)), y.to(place(device)))
+    torch.testing.assert_close(b.cpu(), a, rtol=0, atol=1e-11)
+    fast.model.cpu()
+    assert distance(slow, fast) <= 1e-11
+
+
+@pytest.mark.parametrize("device", [GPU, CPU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
+@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
+def test_frozen_parameters_do_not_move_by_a_bit(rule, sizes, cluster, dtype, device):
+    cls, tied, extra = RULES[rule]
+    net = eqprop.layered(*sizes, tied=tied, init="fan_in", ensemble=(2,), dtype=dtype)
+    options = {"beta": 0.3, "free_steps": 6, "nudged_steps": 3, **extra}
+    names = [name for name, _ in net.named_parameters()]
+    kind = PersistentEngine if device == "cuda" else EmulatedEngine
+    for frozen in (names[::2], names[1::2]):
+        there = copy.deepcopy(net).to(place(device))
+        plain = eqprop.make_engine(there, cls(**options), 0.1, "reference", frozen=frozen)
+        fast = kind(plain.model, plain.rule, plain.rates, plain.cost, cluster)
+        x, y = minibatch(0, sizes, 2, 7, dtype)
+        fast.step(x.to(place(device)), y.to(place(device)))
+        for (name, p), q in zip(fast.model.named_parameters(), net.parameters(), strict=True):
+            assert torch.equal(p.cpu(), q) == (name in frozen), name
+
+
 @pytest.mark.parametrize("device", [GPU, CPU])
 def test_a_minibatch_that_does_not_fit_goes_to_the_captured_graph_which_is_said_once(device):
     sizes = (9, 20, 5)
@@ -310,6 +356,8 @@ def test_a_network_it_cannot_hold_is_named():
     assert "one or two hidden" in limits(eqprop.layered(9, 8, 8, 8, 5), rule)
     assert "real time" in limits(eqprop.layered(9, 8, 5, time=eqprop.RealTime(0.1)), rule)
     assert "16 outputs" in limits(eqprop.layered(9, 8, 17), rule)
+    with pytest.raises(persistent.CannotBuild, match="no square"):
+        build_pair("C-EP", "cpu", (9, 20, 30, 5), 1, 8)
 
 
 def test_a_gpu_without_place_for_a_cluster_is_named(monkeypatch):

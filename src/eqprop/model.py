@@ -92,6 +92,7 @@ class Model(nn.Module, ABC):
     def check_target(self, x: Tensor, y: Tensor) -> None:
         if not isinstance(y, Tensor):
             raise ValueError(f"y must be a tensor, not {type(y).__name__}")
+        _check_device("y", y, self)
         if y.is_floating_point():
             _check_batch("y", y, self)
             if y.shape[-2] != x.shape[-2]:
@@ -114,8 +115,18 @@ def _check_batch(name: str, value: Tensor, model: Model) -> None:
             f"{name} is {value.dtype}, but the model is {model.dtype}: "
             f"convert it with {name}.to({model.dtype})"
         )
+    _check_device(name, value, model)
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name} contains NaN or infinite values")
+
+
+def _check_device(name: str, value: Tensor, model: Model) -> None:
+    device = next(model.parameters()).device
+    if value.device != device:
+        raise ValueError(
+            f"{name} is on {value.device}, but the model on {device}: "
+            f"move it with {name}.to({str(device)!r})"
+        )
 
 
 def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:

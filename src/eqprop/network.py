@@ -126,6 +126,11 @@ class Network(Model):
     def dtype(self) -> torch.dtype:
         return self.synapses[0].weight.dtype
 
+    @property
+    def tied(self) -> bool:
+        """Whether one weight serves both directions, everywhere but from the input."""
+        return all(s.tied for s in self.synapses if not s.from_input)
+
     def forward(
         self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
     ) -> State:

@@ -54,15 +54,17 @@ def make_engine(
     assert isinstance(model, Network)
     assert isinstance(rule, TwoPhase)
     assert isinstance(cost, SquaredError)
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if kind == "native" or (kind == "auto" and on_cpu):
+    if rule.in_turn and rule.free_steps < 2:
+        raise ValueError(f"free_steps must be 2 at least with in_turn, not {rule.free_steps}")
+    device = next(model.parameters()).device.type
+    if kind == "native" or (kind == "auto" and device == "cpu"):
         try:
             return NativeEngine(model, rule, rates, cost, threads)
         except CannotBuild as error:
             _go_without("native", "compiled engine", kind, error)
-    if kind == "persistent" or (kind == "auto" and not on_cpu):
+    if kind == "persistent" or (kind == "auto" and device == "cuda"):
         try:
-            if on_cpu:
+            if device != "cuda":
                 raise CannotBuild("the parameters are not on a GPU")
             if (limit := limits(model, rule)) is not None:
                 raise CannotBuild(f"it cannot run {limit}")

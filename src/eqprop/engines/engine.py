@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from eqprop.costs import Cost
 from eqprop.data import Split
-from eqprop.dynamics import Relaxation, relax
+from eqprop.dynamics import Relaxation, check_steps, relax
 from eqprop.model import Model
 from eqprop.rules import RBP, Rule, TwoPhase
 from eqprop.seeds import generator
@@ -41,6 +42,18 @@ class Engine(ABC):
         self.model, self.rule, self.rates, self.cost = model, rule, rates, cost
         self.relaxation: Relaxation | None = None
         self._sign_sources = [generator(seed, "beta sign") for seed in model.seeds]
+        self._made_for = (model.dtype, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def check_model(self) -> None:
+        """What is compiled for a precision and a device runs with no other."""
+        now = (self.model.dtype, self.device)
+        if now != self._made_for:
+            made, found = (f"{dtype} on {device}" for dtype, device in (self._made_for, now))
+            raise ValueError(f"the engine was made for {made}, the model is {found}: make another")
 
     @abstractmethod
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
@@ -52,10 +65,25 @@ class Engine(ABC):
 
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
         """The free phase alone, as the rule would run it."""
+        self.check_relax(x, free_steps)
         tolerance, in_turn = None, False
         if isinstance(self.rule, (TwoPhase, RBP)):
             tolerance, in_turn = self.rule.tolerance, self.rule.in_turn
         return relax(self.model, x, free_steps, tolerance, in_turn=in_turn)
+
+    def check_relax(self, x: Tensor, free_steps: int) -> None:
+        self.check_model()
+        self.model.check_input(x)
+        check_steps("free_steps", free_steps)
+        groups = 2 if isinstance(self.rule, (TwoPhase, RBP)) and self.rule.in_turn else 1
+        if free_steps < groups:
+            raise ValueError(f"free_steps must be {groups} at least with in_turn, not {free_steps}")
+
+    def targets(self, y: Tensor) -> Tensor:
+        """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
+        y = y.to(self.model.dtype)
+        whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
+        return whole.contiguous()
 
     @torch.no_grad()
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
@@ -64,21 +92,43 @@ class Engine(ABC):
         `signs` of β are [M, *ensemble]. If one of them raises, the parameters are as they were
         before the first.
         """
-        before = self.copy_parameters() if len(index) > 1 else None  # one step restores itself
+        index = self.check_run(split, index, signs)
         counts = None
-        try:
+        with self.restoring():
             for m in range(len(index)):
                 x, y = split.batch(index[m], self.model.dtype)
                 output = self.step(x, y, None if signs is None else signs[m])
                 wrong = output.argmax(-1) != split.labels[index[m]].long()
                 one = Counts(wrong.double().sum(-1), self.cost(output, y).double().sum(-1))
                 counts = one if counts is None else counts + one
-        except BaseException:
-            if before is not None:
-                self.restore(before)
-            raise
         assert counts is not None
         return counts
+
+    def check_run(self, split: Split, index: Tensor, signs: Tensor | None) -> Tensor:
+        """The minibatches [M, *ensemble, batch], also where all members are given the same."""
+        net, shape = self.model, list(index.shape)
+        if index.ndim < 2 or index.shape[1:-1] not in ((), net.ensemble) or index.numel() == 0:
+            members = "".join(f"{n}, " for n in net.ensemble)
+            raise ValueError(
+                f"index has shape {shape}, but must be [minibatches, {members}batch], none 0"
+            )
+        if int(index.min()) < 0 or int(index.max()) >= len(split):
+            raise IndexError(f"index goes beyond the {len(split)} samples of the split")
+        if split.images.device != self.device:
+            raise ValueError(f"the split is on {split.images.device}: move it to {self.device}")
+        if net.input_size not in (None, split.images.shape[-1]):
+            width = split.images.shape[-1]
+            raise ValueError(f"x has width {width}, but the network has {net.input_size} inputs")
+        if int(split.labels.max()) >= split.classes:
+            raise ValueError(f"a label of the split is not below its {split.classes} classes")
+        if signs is not None and list(signs.shape) != [shape[0], *net.ensemble]:
+            raise ValueError(
+                f"signs have shape {list(signs.shape)}, but must be {[shape[0], *net.ensemble]}"
+            )
+        index = index.to(self.device)
+        if index.ndim == 2:
+            index = index.reshape(shape[0], *(1 for _ in net.ensemble), shape[1])
+        return index.expand(shape[0], *net.ensemble, shape[-1])
 
     def draw_sign(self) -> Tensor | None:
         """The sign of β, drawn for each member from its own seed, if the rule asks for it."""
@@ -100,9 +150,20 @@ class Engine(ABC):
         first = int(wrong[0]) if len(wrong) else 0
         return self.betas(signs[first]) / flat[first] * flat  # which refuses one that is not ±1
 
+    @contextmanager
+    def restoring(self) -> Iterator[list[Tensor]]:
+        """Whatever raises within leaves the parameters as they were, which it is given."""
+        before = self.copy_parameters()
+        try:
+            yield before
+        except BaseException:
+            self.restore(before)
+            raise
+
     def copy_parameters(self) -> list[Tensor]:
         return [parameter.clone() for parameter in self.model.parameters()]
 
+    @torch.no_grad()
     def restore(self, before: Sequence[Tensor]) -> None:
         """Put the parameters back."""
         for parameter, value in zip(self.model.parameters(), before, strict=True):
@@ -116,5 +177,5 @@ class Engine(ABC):
     def betas(self, sign: Tensor | None) -> Tensor:
         """β with its sign, one a member in the row-major order of the ensemble."""
         assert isinstance(self.rule, TwoPhase)
-        beta = torch.as_tensor(self.rule.signed_beta(self.model, sign), dtype=torch.float64)
+        beta = torch.as_tensor(self.rule.signed_beta(self.model, sign), dtype=torch.float64).cpu()
         return beta.reshape(-1).expand(math.prod(self.model.ensemble)).contiguous()

@@ -42,56 +42,58 @@ class TelescopedEngine(Engine):
     ) -> None:
         super().__init__(model, rule, rates, cost)
         self._reference = ReferenceEngine(model, rule, rates, cost)
-        self._minibatches: dict[tuple[int, int], _Minibatch] = {}
-        self.chunk = 200 if self._device.type == "cuda" else 1
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        self._minibatches: dict[int, _Minibatch] = {}
+        self._places: tuple[int, ...] = ()
+        self.chunk = 200 if self.device.type == "cuda" else 1
 
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
         assert isinstance(self.cost, SquaredError)
+        self.check_model()
         net.check_input(x)
         net.check_target(x, y)
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
-        minibatch = self._minibatch(x.shape[-2])
-        before = self.copy_parameters()
-        minibatch.learn(x, y, self.betas(sign))
-        if not self.healthy(minibatch.states):
-            self.restore(before)
-            output = self._reference.step(x, y, sign)
-            self.relaxation = self._reference.relaxation
-            return output
+        with self.restoring() as before:
+            minibatch = self._minibatch(x.shape[-2])
+            minibatch.learn(x, y, self.betas(sign))
+            if not self.healthy(minibatch.states):
+                self.restore(before)
+                output = self._reference.step(x, y, sign)
+                self.relaxation = self._reference.relaxation
+                return output
         self.relaxation = minibatch.relaxation()
         return net.output(self.relaxation.state)
 
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        if len(index) == 1:
-            return super().run(split, index, signs)
-        minibatch = self._minibatch(index.shape[-1])
-        before = self.copy_parameters()
+        self.check_model()
+        index = self.check_run(split, index, signs)
         signs = self.draw_signs(len(index)) if signs is None else signs
-        betas = self.all_betas(len(index), signs).to(self._device)
-        minibatch.start_counting(split)
-        for m in range(len(index)):
-            minibatch.learn_from(index[m], betas[m])
-        if not self.healthy(minibatch.states):
-            self.restore(before)  # the caller goes through them one at a time
+        if len(index) == 1 or split.classes != self.model.layer_sizes[-1]:
             return super().run(split, index, signs)
+        betas = self.all_betas(len(index), signs).to(self.device)
+        with self.restoring() as before:
+            minibatch = self._minibatch(index.shape[-1])
+            minibatch.start_counting(split)
+            for m in range(len(index)):
+                minibatch.learn_from(index[m], betas[m])
+            if not self.healthy(minibatch.states):
+                self.restore(before)  # the caller goes through them one at a time
+                return super().run(split, index, signs)
         self.relaxation = minibatch.relaxation()
         return minibatch.counts()
 
     def _minibatch(self, batch: int) -> _Minibatch:
         assert isinstance(self.model, Network)
         assert isinstance(self.rule, TwoPhase)
-        key = (batch, next(self.model.parameters()).data_ptr())
-        if key not in self._minibatches:
-            self._minibatches[key] = _Minibatch(self.model, self.rule, self.rates, batch)
-        return self._minibatches[key]
+        places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        if places != self._places:  # where a graph would look for them in vain
+            self._minibatches, self._places = {}, places
+        if batch not in self._minibatches:
+            self._minibatches[batch] = _Minibatch(self.model, self.rule, self.rates, batch)
+        return self._minibatches[batch]
 
 
 class _Minibatch:
@@ -112,7 +114,7 @@ class _Minibatch:
         scaled = self.sigma == SIGMOID and not self.real_time
         self.a, self.shift = (4.0, -2.0) if scaled else (1.0, 0.0)
         self.device, self.dtype = next(net.parameters()).device, net.dtype
-        self.tied = all(s.tied for s in net.synapses)
+        self.tied = net.tied
         self.vector_field = not isinstance(rule, (EP, ContinualEP))
         self.continual = isinstance(rule, Continual)
         rescale = rule.rescale if isinstance(rule, Continual) else None
@@ -176,9 +178,10 @@ class _Minibatch:
             with torch.no_grad():
                 work()
             return
-        if name not in self._graphs:
-            self._capture(name, work)
-        self._graphs[name].replay()
+        with torch.cuda.device(self.device):
+            if name not in self._graphs:
+                self._capture(name, work)
+            self._graphs[name].replay()
 
     def _capture(self, name: str, work: Callable[[], None]) -> None:
         """Run once on a side stream to warm up, undo what that did, then capture."""
@@ -364,9 +367,10 @@ class _Minibatch:
                 else torch.baddbmm(w, first[k - 1].mT, weight_s[k] * first[k], alpha=-1)
                 for k, w in enumerate(self.forward_weight)
             ]
-        total_f = [torch.zeros_like(w) for w in self.forward_weight[1:]]
-        total_b = [torch.zeros_like(w) for w in self.backward_weight[1:]]
         keep_totals = self.vector_field and (isinstance(self.rule, VF) or self.inside != 1.0)
+        kept = slice(1, None if keep_totals else 1)
+        total_f = [torch.zeros_like(w) for w in self.forward_weight[kept]]
+        total_b = [torch.zeros_like(w) for w in self.backward_weight[kept]]
         for _ in range(self.rule.nudged_steps):
             s_next = []
             for k in range(self.L):

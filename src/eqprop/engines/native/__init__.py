@@ -142,7 +142,7 @@ class NativeEngine(Engine):
         p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
-        p.tied = int(all(s.tied for s in net.synapses))
+        p.tied = int(net.tied)
         p.in_turn = rule.in_turn
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance
         rescale = rule.rescale if isinstance(rule, Continual) else None
@@ -160,7 +160,7 @@ class NativeEngine(Engine):
 
     def _column(self, value: float | Tensor, members: int) -> int:
         """One double a member, and where it lies."""
-        column = torch.as_tensor(value, dtype=torch.float64).reshape(-1).expand(members)
+        column = torch.as_tensor(value, dtype=torch.float64).cpu().reshape(-1).expand(members)
         self._columns.append(column.contiguous())
         return self._columns[-1].data_ptr()
 
@@ -168,12 +168,13 @@ class NativeEngine(Engine):
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
+        self.check_model()
         net.check_input(x)
         net.check_target(x, y)
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
         sign = self.draw_sign() if sign is None else sign
         beta = self.betas(sign)
-        targets = y.to(net.dtype).contiguous()
+        targets = self.targets(y)
         p.images = p.labels = p.index = None
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
         transmitted = net.input_activation(x).contiguous()
@@ -191,7 +192,7 @@ class NativeEngine(Engine):
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
         net, p = self.model, self._problem
         assert isinstance(net, Network)
-        net.check_input(x)
+        self.check_relax(x, free_steps)
         transmitted = net.input_activation(x).contiguous()
         p.images = p.labels = p.index = None
         p.x, p.shared_x, p.minibatches = transmitted.data_ptr(), x.ndim == 2, 1
@@ -203,10 +204,9 @@ class NativeEngine(Engine):
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        fits = (split.images.shape[-1], split.classes) == (net.input.size, net.layer_sizes[-1])
-        fits &= index.shape[1:-1] == net.ensemble and split.images.device.type == "cpu"
-        fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
-        if not fits or int(split.labels.max()) >= split.classes:
+        self.check_model()
+        index = self.check_run(split, index, signs)
+        if split.classes != net.layer_sizes[-1]:
             return super().run(split, index, signs)  # which says what is wrong
         signs = self.draw_signs(len(index)) if signs is None else signs
         beta = self.all_betas(len(index), signs).contiguous()

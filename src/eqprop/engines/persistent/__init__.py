@@ -6,9 +6,9 @@ One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidde
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -49,10 +49,10 @@ def limits(model: Network, rule: TwoPhase) -> str | None:
     if rule.tolerance is not None:
         return "a tolerance"
     if len(model.layers) == 3:
-        widest, tied = max(model.layer_sizes[:2]), all(s.tied for s in model.synapses)
+        widest = max(model.layer_sizes[:2])
         if widest > MOST_SEGMENT * 4:
             return f"two hidden layers of more than {MOST_SEGMENT * 4} neurons"
-        if tied and not isinstance(rule, (EP, ContinualEP)):
+        if model.tied and not isinstance(rule, (EP, ContinualEP)):
             return "VF on tied weights with two hidden layers"
     return None
 
@@ -83,30 +83,37 @@ class PersistentEngine(Engine):
         self._reference = ReferenceEngine(model, rule, rates, cost)
         self._deep = len(model.layers) == 3
         self._sources = (*COMMON, "two_hidden.cu" if self._deep else "one_hidden.cu")
-        # the cluster to take where not all members fit at once
+        # larger clusters are tried only if all members run at once
         self._smallest = 16 if self._deep else 2
         usable = tuple(c for c in CLUSTERS if not self._deep or c in (16, 4, 1))
         self._clusters = usable if cluster is None else (cluster,)
         self._kernels: dict[tuple[int, bool], Kernel] = {}
         self.clocks: Tensor | None = None  # cycles between the stamps of the latest launch
         if profile:
-            self.clocks = torch.zeros(16, dtype=torch.int64, device=self._device)
+            self.clocks = torch.zeros(16, dtype=torch.int64, device=self.device)
         self._members = math.prod(model.ensemble)
-        self._tied = all(s.tied for s in model.synapses)
+        self._tied = model.tied
         self._columns: dict[tuple[str, int], Tensor] = {}
         # samples that are relaxed together where nothing is learned
-        self._tile = 20 if model.dtype == torch.float32 else 8
-        # whatever cannot be built is known at once
+        self._tile = self._largest(20, 8, 4) if model.dtype == torch.float32 else 8
         if self.kernel(self._tile).resident() < self._members:
             self.chunk = 3000  # fewer ends, at which multiprocessors are idle
-        with contextlib.suppress(CannotBuild):
-            if self._deep and model.dtype == torch.float32:
-                self.kernel(32, relaxes=True)
-                self._tile = 32
+        if self._deep and self._tile == 20:
+            self._tile = self._largest(32, 20, relaxes=True)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    def _largest(self, *batches: int, relaxes: bool = False) -> int:
+        """The first batch size of these that can be held; where none can, the reason is raised."""
+        *larger, least = batches
+        for batch in larger:
+            with suppress(CannotBuild):
+                self.kernel(batch, relaxes)
+                return batch
+        self.kernel(least, relaxes)
+        return least
+
+    def _current(self) -> AbstractContextManager[object]:
+        """The GPU of the model is the one that is meant."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def kernel(self, batch: int, relaxes: bool = False) -> Kernel:
         """The kernel for a batch size: the largest cluster with which all members run at once, or
@@ -114,30 +121,34 @@ class PersistentEngine(Engine):
         """
         relaxes &= self._deep  # with one hidden layer there is no difference
         if (batch, relaxes) not in self._kernels:
-            if torch.cuda.get_device_capability() < (9, 0):
-                raise CannotBuild("it needs a GPU with clusters: Hopper or later")
-            reasons, chosen = [], None
-            multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-            for cluster in self._clusters:
-                if self._members * cluster > multiprocessors and cluster > self._smallest:
-                    continue
-                try:
-                    sources = [FOLDER / name for name in self._sources]
-                    candidate = compiled(sources, self._constants(batch, cluster, relaxes))
-                    at_once = candidate.resident()
-                except CannotBuild as error:
-                    reasons.append(str(error))
-                    continue
-                if at_once == 0:
-                    reasons.append(f"this GPU has no place for a cluster of {cluster}")
-                    continue
-                chosen = candidate
-                if at_once >= self._members:
-                    break
-            if chosen is None:
-                raise CannotBuild(reasons[0] if reasons else "not enough multiprocessors")
-            self._kernels[batch, relaxes] = chosen
+            with self._current():
+                self._kernels[batch, relaxes] = self._build(batch, relaxes)
         return self._kernels[batch, relaxes]
+
+    def _build(self, batch: int, relaxes: bool) -> Kernel:
+        if torch.cuda.get_device_capability() < (9, 0):
+            raise CannotBuild("it needs a GPU with clusters: Hopper or later")
+        reasons, chosen = [], None
+        multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+        for cluster in self._clusters:
+            if self._members * cluster > multiprocessors and cluster > self._smallest:
+                continue
+            try:
+                sources = [FOLDER / name for name in self._sources]
+                candidate = compiled(sources, self._constants(batch, cluster, relaxes))
+                at_once = candidate.resident()
+            except CannotBuild as error:
+                reasons.append(str(error))
+                continue
+            if at_once == 0:
+                reasons.append(f"this GPU has no place for a cluster of {cluster}")
+                continue
+            chosen = candidate
+            if at_once >= self._members:
+                break
+        if chosen is None:
+            raise CannotBuild(reasons[0] if reasons else "not enough multiprocessors")
+        return chosen
 
     def _constants(self, batch: int, cluster: int, relaxes: bool) -> dict[str, int]:
         net, rule = self.model, self.rule
@@ -149,27 +160,30 @@ class PersistentEngine(Engine):
         slice_ = math.ceil(max(hidden) / cluster / 32)  # in warps of one column a lane
         constants = {"H": hidden[0], "CLUSTER": cluster, "SLICE": 32 * slice_}
         if len(hidden) == 1:
-            columns = 4 if slice_ % 4 == 0 else 2 if slice_ % 2 == 0 else 1
-            groups = slice_ // columns
-            # ten warps, if they suffice, have room for all weights in their registers
-            rows = next(
+            strip = 4 if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32 else 2
+            # ten warps, if they suffice, have room for all weights in their registers; all of them
+            # together have a strip of input weights for each column
+            chosen = next(
                 (
-                    r
+                    (columns, rows, warps)
                     for most in (10, 20)
-                    for r in (2, 4, 8)
-                    if groups * math.ceil(batch / r) <= most
+                    for columns in (4, 2, 1)
+                    for rows in (2, 4, 8)
+                    if slice_ % columns == 0
+                    and (warps := slice_ // columns * math.ceil(batch / rows)) <= most
+                    and warps * strip >= slice_
                 ),
                 None,
             )
-            if rows is None:
+            if chosen is None:
                 raise CannotBuild(f"{hidden[0]} hidden neurons in a cluster of {cluster}")
-            warps = groups * math.ceil(batch / rows)
-            constants |= {"ROWS": rows, "COLUMNS": columns, "PREFETCH": 1}
-            if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32:
-                constants["STRIP"] = 4
-            constants["SPLIT"] = 16
+            columns, rows, warps = chosen
+            constants |= {"ROWS": rows, "COLUMNS": columns, "STRIP": strip}
+            constants |= {"PREFETCH": 1, "SPLIT": 16}
         else:
             grid = math.isqrt(cluster)
+            if grid * grid != cluster:
+                raise CannotBuild(f"two hidden layers in a cluster of {cluster}: no square")
             if 32 * slice_ * grid > MOST_SEGMENT:
                 raise CannotBuild(f"{max(hidden)} hidden neurons in a cluster of {cluster}")
             warps = 4 * slice_ * grid
@@ -197,6 +211,7 @@ class PersistentEngine(Engine):
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
+        self.check_model()
         net.check_input(x)
         net.check_target(x, y)
         self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
@@ -205,17 +220,17 @@ class PersistentEngine(Engine):
             output = slower.step(x, y, sign)
             self.relaxation = slower.relaxation
             return output
-        before = self.copy_parameters()
         problem = self._problem(x.shape[-2], rule.free_steps)
-        problem.x, problem.y = net.input_activation(x).contiguous(), y.to(net.dtype).contiguous()
-        problem.beta = self.betas(sign).to(self._device, net.dtype)
+        problem.x, problem.y = self._flat(net.input_activation(x)), self._flat(self.targets(y))
+        problem.beta = self.betas(sign).to(self.device, net.dtype)
         problem.nudged_steps = rule.nudged_steps
-        relaxation = self._launch(problem, x.shape[-2])
-        if not self.healthy(relaxation.state):
-            self.restore(before)
-            output = self._reference.step(x, y, sign)
-            self.relaxation = self._reference.relaxation
-            return output
+        with self.restoring() as before:
+            relaxation = self._launch(problem, x.shape[-2])
+            if not self.healthy(relaxation.state):
+                self.restore(before)
+                output = self._reference.step(x, y, sign)
+                self.relaxation = self._reference.relaxation
+                return output
         self.relaxation = relaxation
         return relaxation.state[-1]
 
@@ -224,42 +239,46 @@ class PersistentEngine(Engine):
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        fits = (split.images.shape[-1], split.classes) == (net.input.size, net.layer_sizes[-1])
-        fits &= index.shape[1:-1] == net.ensemble and split.images.device == self._device
-        fits &= int(index.min()) >= 0 and int(index.max()) < len(split)
-        if not fits:
+        self.check_model()
+        index = self.check_run(split, index, signs)
+        if split.classes != net.layer_sizes[-1]:
             return super().run(split, index, signs)  # which says what is wrong
         signs = self.draw_signs(len(index)) if signs is None else signs
         if (slower := self._instead(index.shape[-1])) is not None:
             found = slower.run(split, index, signs)
             self.relaxation = slower.relaxation
             return found
-        before = self.copy_parameters()
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         problem = self._problem(index.shape[-1], rule.free_steps)
         beta = self.all_betas(len(index), signs)
-        problem.beta = beta.to(self._device, net.dtype).contiguous()
+        problem.beta = beta.to(self.device, net.dtype).contiguous()
         problem.nudged_steps = rule.nudged_steps
         problem.images, problem.labels = split.images.contiguous(), split.labels.contiguous()
-        problem.index = index.to(self._device, torch.int64).contiguous()
-        problem.pixel = net.input_activation(bytes_).to(self._device)
-        counts = torch.zeros(2, self._members, dtype=torch.float64, device=self._device)
+        problem.index = index.to(torch.int64).reshape(len(index), self._members, -1).contiguous()
+        problem.pixel = net.input_activation(bytes_).to(self.device)
+        counts = torch.zeros(2, self._members, dtype=torch.float64, device=self.device)
         problem.wrong, problem.loss = counts[0], counts[1]
-        relaxation = self._launch(problem, index.shape[-1])
-        if not self.healthy(relaxation.state):
-            self.restore(before)
-            return super().run(split, index, signs)  # one at a time, which raises where it fails
+        with self.restoring() as before:
+            relaxation = self._launch(problem, index.shape[-1])
+            if not self.healthy(relaxation.state):
+                self.restore(before)
+                return super().run(split, index, signs)  # one at a time: it raises where it fails
         self.relaxation = relaxation
         return Counts(*(count.reshape(net.ensemble) for count in counts))
 
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
         net = self.model
         assert isinstance(net, Network)
-        net.check_input(x)
+        self.check_relax(x, free_steps)
         problem = self._problem(x.shape[-2], free_steps)
-        problem.x = net.input_activation(x).contiguous()
+        problem.x = self._flat(net.input_activation(x))
         relaxation = self._launch(problem, self._tile)
         return relaxation if self.healthy(relaxation.state) else super().relax(x, free_steps)
+
+    def _flat(self, samples: Tensor) -> Tensor:
+        """[batch, n], or [members, batch, n]."""
+        whole = samples if samples.ndim == 2 else samples.reshape(-1, *samples.shape[-2:])
+        return whole.contiguous()
 
     def _instead(self, batch: int) -> Engine | None:
         """The engine that takes minibatches of this size, if the kernels cannot hold them."""
@@ -291,7 +310,7 @@ class PersistentEngine(Engine):
         E = len(net.ensemble)
         weights = [parameter(k, "weight") for k in synapses]
         rescale = rule.rescale if isinstance(rule, Continual) else None
-        shape, device = (*net.ensemble, samples), self._device
+        shape, device = (*net.ensemble, samples), self.device
         return Problem(
             weights=[w for w in weights if w is not None],
             backward=[parameter(k, "backward_weight") for k in synapses],
@@ -300,8 +319,6 @@ class PersistentEngine(Engine):
             backward_rates=rates("weight" if self._tied else "backward_weight"),
             bias_rates=rates("bias"),
             activation=net.activations[0],
-            tied=self._tied,
-            continual=isinstance(rule, Continual),
             vector_field=not isinstance(rule, (EP, ContinualEP)),
             in_turn=rule.in_turn,
             inside=0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale,
@@ -318,7 +335,7 @@ class PersistentEngine(Engine):
         if (name, batch) not in self._columns:
             rate = torch.as_tensor(self.rates.get(name, 0.0), dtype=torch.float64).reshape(-1)
             column = (rate / batch).expand(self._members)
-            self._columns[name, batch] = column.to(self._device, self.model.dtype).contiguous()
+            self._columns[name, batch] = column.to(self.device, self.model.dtype).contiguous()
         return self._columns[name, batch]
 
     def _take_turns(self, kernel: Kernel, problem: Problem) -> None:
@@ -331,29 +348,32 @@ class PersistentEngine(Engine):
         current = torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(current)
-        for k, part in enumerate(parts):
-            with torch.cuda.stream(streams[k % self._members % len(streams)]):
-                if k // self._members * TURN >= last:
-                    part.residual.zero_()  # what counts is the last
-                kernel.launch(1, part)
-            launched.append(part)
-        for stream in streams:
-            current.wait_stream(stream)
-        current.synchronize()  # what was launched lives until then
+        try:
+            for k, part in enumerate(parts):
+                launched.append(part)
+                with torch.cuda.stream(streams[k % self._members % len(streams)]):
+                    if k // self._members * TURN >= last:
+                        part.residual.zero_()  # what counts is the last
+                    kernel.launch(1, part)
+        finally:
+            for stream in streams:
+                current.wait_stream(stream)
+            current.synchronize()  # what was launched lives until then
 
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]
         tasks = self._members * (1 if problem.nudged_steps else math.ceil(samples / batch))
         kernel = self.kernel(batch, relaxes=problem.nudged_steps == 0)
-        if problem.index is not None and tasks > kernel.resident():
-            self._take_turns(kernel, problem)
-        else:
-            kernel.launch(tasks, problem)
+        with self._current():
+            if problem.index is not None and tasks > kernel.resident():
+                self._take_turns(kernel, problem)
+            else:
+                kernel.launch(tasks, problem)
         steps, shape = problem.free_steps, self.model.ensemble
         return Relaxation(
             state=tuple(problem.states),
             residual=float(problem.residual.max()),
             steps=steps,
             sample_residual=problem.residual,
-            member_steps=torch.full(shape, steps, device=self._device),
+            member_steps=torch.full(shape, steps, device=self.device),
         )

@@ -29,7 +29,7 @@ class Kernel:
     """The function `run` of a compiled source."""
 
     def __init__(self, binary: bytes, cluster: int, threads: int) -> None:
-        torch.cuda.current_stream()  # makes PyTorch's context the current one
+        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one in this thread
         self._driver, self.cluster, self.threads = _driver(), cluster, threads
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), binary)

@@ -7,7 +7,10 @@
 #define STRIP 2
 #endif
 #define STRIPS (SLICE / STRIP)
-#define PARTS (THREADS / STRIPS > MOST_PARTS ? MOST_PARTS : THREADS / STRIPS < 1 ? 1 : THREADS / STRIPS)
+#if THREADS < STRIPS
+#error "some columns of the input weights would have no thread"
+#endif
+#define PARTS (THREADS / STRIPS > MOST_PARTS ? MOST_PARTS : THREADS / STRIPS)
 #define HALF ((PARTS + 1) / 2)
 
 #if NX % 16 == 0

@@ -27,10 +27,8 @@ class Problem:
     weight_rates: Sequence[Tensor]
     backward_rates: Sequence[Tensor]
     bias_rates: Sequence[Tensor]
-    # what is compiled into a kernel
+    # the rule
     activation: Activation
-    tied: bool
-    continual: bool
     vector_field: bool
     in_turn: bool
     inside: float  # by how much of the update the weights move within the phase
@@ -67,7 +65,7 @@ class Problem:
         assert self.index is not None
         M, E = self.minibatches, self.members
         beta = self.beta.t().contiguous()
-        index = self.index.view(M, E, -1).transpose(0, 1).contiguous()
+        index = self.index.transpose(0, 1).contiguous()
         members = [self._of_member(e) for e in range(E)]
         turns = (
             (e, slice(first, first + size), None) for first in range(0, M, size) for e in range(E)

@@ -19,8 +19,8 @@
    in a buffer of two that take turns. A buffer is free when its turn comes again: a version can
    only be computed from messages of all that have read the one before the last.
 
-   The blocks are held in registers, each number as the sum of two float16 (23 bits), as the units
-   for matrix products want them: a b ≈ a₁b₁ + a₁b₂ + a₂b₁ with float32 sums. With DOUBLE, for
+   The blocks are held in registers, each number as the sum of two float16, as the units for matrix
+   products want them (23 bits; of states below ¼ less, as none is nearer to its number than 2⁻²⁵): a b ≈ a₁b₁ + a₁b₂ + a₂b₁ with float32 sums. With DOUBLE, for
    tests, plain loops do the same. */
 
 #define SEGMENT (SLICE * GRID)
@@ -867,7 +867,7 @@ __device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s) 
     mover.take();
     const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1;
 #if WHOLLY
-    if (Where().forward || !TIED) s.strip.write(s.weights(k.e));
+    if (const Where w; w.forward ? m.c.wm != 0 : !TIED && m.c.wn != 0) s.strip.write(s.weights(k.e));
 #elif !VECTOR_FIELD
     s.recall();
     if (const Where w; w.forward)
