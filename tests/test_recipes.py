@@ -4,7 +4,7 @@ Oracle: the tables of the paper, written out here.
 """
 
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -283,7 +283,23 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"layers": [784, 0, 10]}, "layer 'hidden': size must be a positive integer, not 0"),
         ({"angle": 45}, "angle needs untied weights: set tied=false"),
         ({"tied": False}, "rule ep needs tied weights: use vf or continual-vf"),
-        ({"rescale": 0.1}, "rescale needs a continual rule, not ep"),
+        (
+            {"rescale": 0.1},
+            "rule ep does not use rescale: go without (rescale=none), "
+            "or choose rule continual-ep or continual-vf",
+        ),
+        (
+            {"dt": 0.2},
+            "time discrete does not use dt: go without (dt=0.08), or choose time real-time",
+        ),
+        ({"slope": "hidden"}, "time discrete does not use slope: go without (slope=all)"),
+        ({"dt": 0.0}, "dt must lie in (0, 1], not 0.0"),
+        ({"slope": "some"}, "slope 'some' is unknown: choose one of all, hidden, none"),
+        (
+            {"rule": "bptt", "random_sign": True},
+            "rule bptt does not use beta, random_sign: go without (beta=none, random_sign=false), "
+            "or choose rule ep or continual-ep or vf or continual-vf",
+        ),
         ({"rule": "continual-ep", "rescale": 2}, "rescale (η_tiny/η) must lie in (0, 1], not 2"),
         ({"time": "real-time", "dt": 2}, "dt must lie in (0, 1], not 2"),
         ({"time": "real-time", "slope": "some"}, "slope 'some' is unknown: choose one of all"),
@@ -303,6 +319,31 @@ def test_a_rule_without_beta_is_refused_but_not_a_gradient(minimal: Path) -> Non
     minimal.write_text(MINIMAL.replace("beta = 0.5", ""))
     assert refused(str(minimal)) == f"{minimal}: rule ep needs beta"
     assert load(str(minimal), {"rule": "bptt"}).beta is None
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: str) -> None:
+    name = f"{kind}-1h"
+    has = {field.name for field in fields(RULES[kind])}
+    for key, value in {
+        "beta": [0.1, 0.2],
+        "random_sign": True,
+        "in_turn": True,
+        "tolerance": 0.25,
+        "rescale": 0.5,
+    }.items():
+        if key not in has:
+            recipe = load(name)
+            assert f"rule {recipe.rule} does not use {key}: " in refused(name, {key: value})
+            continue
+        recipe = load(name, {key: value, "seeds": 1})
+        given = getattr(recipe.learning_rule(recipe.members()), key)
+        assert (given.tolist() if key == "beta" else given) == value
+
+
+def test_rule_is_changed_by_leaving_out_what_the_new_one_does_not_use() -> None:
+    recipe = load("c-ep-1h", {"rule": "bptt", "beta": None, "random_sign": False})
+    assert type(recipe.learning_rule(recipe.members())) is BPTT
 
 
 def test_truncated_bptt_longer_than_the_free_phase_is_refused() -> None:

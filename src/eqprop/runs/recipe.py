@@ -22,6 +22,14 @@ from eqprop.timesteps import Discrete, RealTime
 
 RULES = ("ep", "continual-ep", "vf", "continual-vf", "bptt", "rbp")
 TIMES = ("discrete", "real-time")
+# What a rule, or a time, has no use for must be left at its default.
+UNUSED = {
+    "ep": ("rescale",),
+    "vf": ("rescale",),
+    "bptt": ("beta", "random_sign", "rescale", "in_turn", "tolerance"),
+    "rbp": ("beta", "random_sign", "rescale"),
+    "discrete": ("dt", "slope"),
+}
 
 
 class UserError(ValueError):
@@ -109,7 +117,12 @@ class Recipe:
         if self.rule == "bptt":
             return BPTT(free_steps=T, backward_steps=K)
         if self.rule == "rbp":
-            return RBP(free_steps=T, backward_steps=K, in_turn=self.in_turn)
+            return RBP(
+                free_steps=T,
+                backward_steps=K,
+                tolerance=self.tolerance,
+                in_turn=self.in_turn,
+            )
         shared: dict[str, Any] = {
             "beta": torch.tensor([member.beta for member in members], dtype=torch.float64),
             "free_steps": T,
@@ -208,7 +221,7 @@ def _exactly(*types: type) -> Callable[[Any], Any]:
             raise TypeError
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError
-        return types[0](value)
+        return value if value is None else types[0](value)
 
     return convert
 
@@ -248,17 +261,16 @@ def _check(source: str, recipe: Recipe) -> None:
         raise UserError(f"{source}: layers must name an input and an output, not {recipe.layers}")
     if recipe.in_turn and recipe.free_steps < 2:
         raise UserError(f"{source}: free_steps must be 2 or more with in_turn")
-    gradient_rule = recipe.rule in ("bptt", "rbp")
-    if recipe.beta is None and not gradient_rule:
+    if recipe.beta is None and recipe.rule not in ("bptt", "rbp"):
         raise UserError(f"{source}: rule {recipe.rule} needs beta")
     if recipe.tied and recipe.angle != 0.0:
         raise UserError(f"{source}: angle needs untied weights: set tied=false")
-    if recipe.rescale is not None and not recipe.rule.startswith("continual"):
-        raise UserError(f"{source}: rescale needs a continual rule, not {recipe.rule}")
     if not recipe.tied and recipe.rule in ("ep", "continual-ep"):
         raise UserError(f"{source}: rule {recipe.rule} needs tied weights: use vf or continual-vf")
     members = recipe.members()
     try:  # the core checks the rest; its errors name the field
+        RealTime(recipe.dt, recipe.slope)
+        _check_used(recipe)
         for member in members:
             if member.beta == 0:
                 raise ValueError("beta must not be 0: there would be no second phase")
@@ -272,6 +284,19 @@ def _check(source: str, recipe: Recipe) -> None:
         resolve_rates(small.network(members), recipe.rates(members), recipe.frozen)
     except ValueError as error:
         raise UserError(f"{source}: {error}") from None
+
+
+def _check_used(recipe: Recipe) -> None:
+    for key, choices in (("rule", RULES), ("time", TIMES)):
+        chosen = getattr(recipe, key)
+        idle = [f for f in UNUSED.get(chosen, ()) if getattr(recipe, f) != getattr(Recipe, f)]
+        if idle:
+            neutral = ", ".join(f"{f}={getattr(Recipe, f)}".lower() for f in idle)
+            users = [c for c in choices if not set(idle) & set(UNUSED.get(c, ()))]
+            raise ValueError(
+                f"{key} {chosen} does not use {', '.join(idle)}: "
+                f"go without ({neutral}), or choose {key} {' or '.join(users)}"
+            )
 
 
 def parse_override(text: str) -> tuple[str, Any]:
