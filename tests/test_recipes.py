@@ -251,12 +251,17 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"xyzzy": 1}, "unknown field 'xyzzy': the fields are name, description, layers, "),
         ({"epochs": 2.5}, "epochs must be int, not 2.5"),
         ({"epochs": True}, "epochs must be int, not True"),
-        ({"tied": 1}, "tied must be bool, not 1"),
+        ({"tied": 1}, "tied must be true or false, not 1"),
+        ({"random_sign": "True"}, "random_sign must be true or false, not 'True'"),
+        ({"bias": "no"}, "bias must be true or false, not 'no'"),
+        ({"extra": {"a": 1}}, "unknown field 'extra': the fields are name, description, layers, "),
         ({"rule": 3}, "rule must be str, not 3"),
         ({"beta": "big"}, "beta must be float or list of float, not 'big'"),
         ({"beta": []}, "beta must be float or list of float, not []"),
-        ({"beta": float("nan")}, "beta must be float or list of float, not nan"),
-        ({"tolerance": float("inf")}, "tolerance must be float, not inf"),
+        ({"beta": float("nan")}, "beta must be finite, not nan"),
+        ({"beta": [0.1, float("nan")]}, "beta must be finite, not [0.1, nan]"),
+        ({"tolerance": float("inf")}, "tolerance must be finite, not inf"),
+        ({"epochs": float("inf")}, "epochs must be int, not inf"),
         ({"layers": 784}, "layers must be list of int, not 784"),
         ({"layers": [784, "x", 10]}, "layers must be list of int, not [784, 'x', 10]"),
         ({"learning_rates": 0.1}, "learning_rates must be list of float or list of list of float"),
@@ -277,7 +282,10 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"tolerance": -1e-3}, "tolerance must not be negative, not -0.001"),
         ({"learning_rates": [0.1]}, "learning_rates needs 2 entries, input to output, not 1"),
         ({"learning_rates": [[0.1, 0.2], [0.1]]}, "learning_rates needs 2 entries"),
-        ({"learning_rates": [-0.1, 0.2]}, "learning_rates: synapses.0.weight must be positive"),
+        (
+            {"learning_rates": [-0.1, 0.2]},
+            "learning_rates: synapses.0.weight must be positive (0 is no learning), not -0.1; use",
+        ),
         ({"learning_rates": [0.1, 0]}, "learning_rates: synapses.1.weight must be positive"),
         ({"layers": [784]}, "layers must name an input and an output"),
         ({"layers": [784, 0, 10]}, "layer 'hidden': size must be a positive integer, not 0"),
@@ -311,8 +319,10 @@ def test_malformed_override_is_refused(text: str) -> None:
 def test_mistake_in_a_field_is_named_in_one_line(
     overrides: dict[str, object], expected: str
 ) -> None:
-    assert refused("ep-1h", overrides).startswith("ep-1h: ")
-    assert expected in refused("ep-1h", overrides)
+    message = refused("ep-1h", overrides)
+    assert message.startswith("ep-1h: ")
+    assert expected in message
+    assert "pass a function" not in message  # a recipe holds none
 
 
 def test_a_rule_without_beta_is_refused_but_not_a_gradient(minimal: Path) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from eqprop.activations import ACTIVATIONS
 from eqprop.engines import resolve_rates
 from eqprop.network import Network, layered
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
+from eqprop.synapses import INITS
 from eqprop.timesteps import Discrete, RealTime
 
 RULES = ("ep", "continual-ep", "vf", "continual-vf", "bptt", "rbp")
@@ -191,7 +193,7 @@ def parse(given: Mapping[str, Any], source: str) -> Recipe:
     known = {field.name: str(field.type) for field in fields(Recipe)}
     for key in given:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
             hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
             raise UserError(f"{source}: unknown field {key!r}: {hint}")
     required = [f.name for f in fields(Recipe) if f.default.__class__.__name__ == "_MISSING_TYPE"]
@@ -209,9 +211,12 @@ def _convert(source: str, key: str, expected: str, value: Any) -> Any:
     for kind in expected.split(" | "):
         try:
             return _CONVERTERS[kind](value)
-        except (TypeError, ValueError):
+        except TypeError:
             continue
+        except ArithmeticError:
+            raise UserError(f"{source}: {key} must be finite, not {value!r}") from None
     words = expected.replace("tuple[", "list of ").replace(", ...]", "").replace(" | None", "")
+    words = words.replace("bool", "true or false")
     raise UserError(f"{source}: {key} must be {words.replace(' | ', ' or ')}, not {value!r}")
 
 
@@ -220,7 +225,7 @@ def _exactly(*types: type) -> Callable[[Any], Any]:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError
+            raise ArithmeticError
         return value if value is None else types[0](value)
 
     return convert
@@ -247,7 +252,12 @@ _CONVERTERS["None"] = _exactly(type(None))
 
 
 def _check(source: str, recipe: Recipe) -> None:
-    for key, allowed in (("rule", RULES), ("time", TIMES)):
+    for key, allowed in (
+        ("rule", RULES),
+        ("time", TIMES),
+        ("activation", ACTIVATIONS),
+        ("init", INITS),
+    ):
         if getattr(recipe, key) not in allowed:
             raise UserError(
                 f"{source}: {key} {getattr(recipe, key)!r} is unknown: "
