@@ -219,7 +219,16 @@ def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
         ("tied=false", ("tied", False)),
         ("rule=vf", ("rule", "vf")),
         ("rule = vf", ("rule", "vf")),
-        ('name="a, b"', ("name", ['"a', 'b"'])),
+        ("name=3", ("name", "3")),
+        ("description= a, b; c=d ", ("description", "a, b; c=d")),
+        ('description="a, b"', ("description", '"a, b"')),
+        ("description=none", ("description", "none")),
+        ("description=", ("description", "")),
+        ("beta=none", ("beta", None)),
+        ("tolerance= none", ("tolerance", None)),
+        ("rescale=none", ("rescale", None)),
+        ("train_samples=none", ("train_samples", None)),
+        ("epochs=none", ("epochs", "none")),
         ("angle=0,22.5,45", ("angle", [0, 22.5, 45])),
         ("layers=784, 32,10", ("layers", [784, 32, 10])),
         ("layers=[784,32,10]", ("layers", [784, 32, 10])),
@@ -232,6 +241,11 @@ def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
 )
 def test_override_is_read_as_a_typed_value(text: str, expected: tuple[str, object]) -> None:
     assert parse_override(text) == expected
+
+
+def test_override_unsets_an_optional_field() -> None:
+    assert load("rescaled-c-ep-1h").rescale == 1e-5
+    assert load("rescaled-c-ep-1h", dict([parse_override("rescale=none")])).rescale is None
 
 
 @pytest.mark.parametrize("text", ["beta", "=3", "", "beta:3"])
@@ -352,7 +366,8 @@ def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: s
 
 
 def test_rule_is_changed_by_leaving_out_what_the_new_one_does_not_use() -> None:
-    recipe = load("c-ep-1h", {"rule": "bptt", "beta": None, "random_sign": False})
+    words = ("rule=bptt", "beta=none", "random_sign=false")
+    recipe = load("c-ep-1h", dict(map(parse_override, words)))
     assert type(recipe.learning_rule(recipe.members())) is BPTT
 
 

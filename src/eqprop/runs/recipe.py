@@ -159,6 +159,9 @@ class Recipe:
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 
 
+_TYPES = {field.name: str(field.type) for field in fields(Recipe)}
+
+
 def names() -> list[str]:
     """The recipes that come with the package."""
     folder = resources.files("eqprop") / "recipes"
@@ -190,17 +193,16 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
 
 def parse(given: Mapping[str, Any], source: str) -> Recipe:
     """A recipe from plain values, each checked against the type of its field."""
-    known = {field.name: str(field.type) for field in fields(Recipe)}
     for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+        if key not in _TYPES:
+            close = difflib.get_close_matches(key, _TYPES, n=1, cutoff=0.7)
+            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(_TYPES)}"
             raise UserError(f"{source}: unknown field {key!r}: {hint}")
     required = [f.name for f in fields(Recipe) if f.default.__class__.__name__ == "_MISSING_TYPE"]
     for key in required:
         if key not in given:
             raise UserError(f"{source}: field {key!r} is missing")
-    values = {key: _convert(source, key, known[key], value) for key, value in given.items()}
+    values = {key: _convert(source, key, _TYPES[key], value) for key, value in given.items()}
     recipe = Recipe(**values)
     _check(source, recipe)
     return recipe
@@ -310,14 +312,22 @@ def _check_used(recipe: Recipe) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line. Commas make a list, semicolons a list of lists."""
+    """`key=value` of the command line. Commas make a list, semicolons a list of lists.
+
+    Text is taken as it stands; `none` unsets a field that may be left out.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(f"--set {text!r}: write it as field=value, for example beta=0.3")
-    key = key.strip()
+    key, value = key.strip(), value.strip()
+    kind = _TYPES.get(key, "")
+    if kind == "str":
+        return key, value
+    if value == "none" and kind.endswith(" | None"):
+        return key, None
     if ";" in value:
         return key, [[_scalar(v) for v in part.split(",")] for part in value.split(";")]
-    if "," in value or key in ("layers", "learning_rates", "frozen"):
+    if "," in value or kind.startswith("tuple"):
         return key, [_scalar(v) for v in value.strip("[] ").split(",") if v.strip()]
     return key, _scalar(value)
 
