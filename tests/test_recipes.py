@@ -166,6 +166,11 @@ def test_a_recipe_of_the_users_own_is_named_after_its_file(minimal: Path) -> Non
     assert (recipe.name, recipe.beta, recipe.layers) == ("mine", 0.25, (4, 3, 2))
 
 
+@pytest.mark.parametrize("name", ["3", "ep-1h.v2", ".a", "a b", "β"])
+def test_a_name_may_be_anything_that_a_folder_can_be_called(name: str) -> None:
+    assert load("ep-1h", dict([parse_override(f"name={name}")])).name == name
+
+
 # Sweeps
 
 
@@ -283,6 +288,10 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"time": "continuous"}, "time 'continuous' is unknown: choose one of discrete, real-time"),
         ({"activation": "relu"}, "activation 'relu' is unknown: choose one of sigmoid, tanh"),
         ({"init": "he"}, "init 'he' is unknown: choose one of glorot, fan_in"),
+        *(
+            ({"name": name}, f"name needs a letter or digit, and no / or \\, not {name!r}")
+            for name in ("", " ", ".", "..", "-", "a/b", "../a", "/a", "a\\b")
+        ),
         ({"epochs": 0}, "epochs must be 1 or more, not 0"),
         ({"batch": 0}, "batch must be 1 or more, not 0"),
         ({"seeds": -1}, "seeds must be 1 or more, not -1"),

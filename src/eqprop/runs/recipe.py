@@ -265,6 +265,10 @@ def _check(source: str, recipe: Recipe) -> None:
                 f"{source}: {key} {getattr(recipe, key)!r} is unknown: "
                 f"choose one of {', '.join(allowed)}"
             )
+    if not any(map(str.isalnum, recipe.name)) or set(recipe.name) & set("/\\"):
+        raise UserError(
+            f"{source}: name needs a letter or digit, and no / or \\, not {recipe.name!r}"
+        )
     for key in ("epochs", "batch", "seeds", "train_samples", "test_samples"):
         value = getattr(recipe, key)
         if value is not None and value < 1:
