@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eqprop import BPTT, EP, RBP, VF, ContinualEP, ContinualVF
+from eqprop.activations import ACTIVATIONS
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
+from eqprop.synapses import INITS
 
 # Table table-hyp-training of the paper: T, K, β, random β, epochs, learning rates input → output.
 TABLE = {
@@ -169,6 +171,14 @@ def test_a_recipe_of_the_users_own_is_named_after_its_file(minimal: Path) -> Non
 @pytest.mark.parametrize("name", ["3", "ep-1h.v2", ".a", "a b", "β"])
 def test_a_name_may_be_anything_that_a_folder_can_be_called(name: str) -> None:
     assert load("ep-1h", dict([parse_override(f"name={name}")])).name == name
+
+
+def test_every_field_and_every_choice_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
+    table = text.partition("| field | meaning |")[2].partition("\n\n")[0]
+    choices = (*recipes.RULES, *recipes.TIMES, *ACTIVATIONS, *INITS)
+    words = [*(f'`"{choice}"`' for choice in choices), *(f"`{f.name}`" for f in fields(Recipe))]
+    assert [word for word in words if word not in table] == []
 
 
 # Sweeps
