@@ -398,6 +398,12 @@ def test_bad_learning_rates(call, words):
     check(lambda: eqprop.make_engine(a_network(), a_rule(), call), words)
 
 
+def test_one_members_bad_learning_rate_is_shown_as_a_number():
+    rates = torch.tensor([0.1, -0.25])
+    words = ["synapses.0.weight", "must be positive (0 is no learning), not -0.25; use frozen"]
+    check(lambda: eqprop.make_engine(a_network(ensemble=2), a_rule(), rates), words)
+
+
 @raises(
     {
         "rates": (lambda net: eqprop.make_engine(net, a_rule(), [ones(2), 0.1]), "learning_rates"),

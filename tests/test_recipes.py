@@ -4,7 +4,7 @@ Oracle: the tables of the paper, written out here.
 """
 
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eqprop import BPTT, EP, RBP, VF, ContinualEP, ContinualVF
+from eqprop.activations import ACTIVATIONS
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
+from eqprop.synapses import INITS
 
 # Table table-hyp-training of the paper: T, K, β, random β, epochs, learning rates input → output.
 TABLE = {
@@ -166,6 +168,19 @@ def test_a_recipe_of_the_users_own_is_named_after_its_file(minimal: Path) -> Non
     assert (recipe.name, recipe.beta, recipe.layers) == ("mine", 0.25, (4, 3, 2))
 
 
+@pytest.mark.parametrize("name", ["3", "ep-1h.v2", ".a", "a b", "β"])
+def test_a_name_may_be_anything_that_a_folder_can_be_called(name: str) -> None:
+    assert load("ep-1h", dict([parse_override(f"name={name}")])).name == name
+
+
+def test_every_field_and_every_choice_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
+    table = text.partition("| field | meaning |")[2].partition("\n\n")[0]
+    choices = (*recipes.RULES, *recipes.TIMES, *ACTIVATIONS, *INITS)
+    words = [*(f'`"{choice}"`' for choice in choices), *(f"`{f.name}`" for f in fields(Recipe))]
+    assert [word for word in words if word not in table] == []
+
+
 # Sweeps
 
 
@@ -219,7 +234,16 @@ def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
         ("tied=false", ("tied", False)),
         ("rule=vf", ("rule", "vf")),
         ("rule = vf", ("rule", "vf")),
-        ('name="a, b"', ("name", ['"a', 'b"'])),
+        ("name=3", ("name", "3")),
+        ("description= a, b; c=d ", ("description", "a, b; c=d")),
+        ('description="a, b"', ("description", '"a, b"')),
+        ("description=none", ("description", "none")),
+        ("description=", ("description", "")),
+        ("beta=none", ("beta", None)),
+        ("tolerance= none", ("tolerance", None)),
+        ("rescale=none", ("rescale", None)),
+        ("train_samples=none", ("train_samples", None)),
+        ("epochs=none", ("epochs", "none")),
         ("angle=0,22.5,45", ("angle", [0, 22.5, 45])),
         ("layers=784, 32,10", ("layers", [784, 32, 10])),
         ("layers=[784,32,10]", ("layers", [784, 32, 10])),
@@ -232,6 +256,11 @@ def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
 )
 def test_override_is_read_as_a_typed_value(text: str, expected: tuple[str, object]) -> None:
     assert parse_override(text) == expected
+
+
+def test_override_unsets_an_optional_field() -> None:
+    assert load("rescaled-c-ep-1h").rescale == 1e-5
+    assert load("rescaled-c-ep-1h", dict([parse_override("rescale=none")])).rescale is None
 
 
 @pytest.mark.parametrize("text", ["beta", "=3", "", "beta:3"])
@@ -251,12 +280,17 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"xyzzy": 1}, "unknown field 'xyzzy': the fields are name, description, layers, "),
         ({"epochs": 2.5}, "epochs must be int, not 2.5"),
         ({"epochs": True}, "epochs must be int, not True"),
-        ({"tied": 1}, "tied must be bool, not 1"),
+        ({"tied": 1}, "tied must be true or false, not 1"),
+        ({"random_sign": "True"}, "random_sign must be true or false, not 'True'"),
+        ({"bias": "no"}, "bias must be true or false, not 'no'"),
+        ({"extra": {"a": 1}}, "unknown field 'extra': the fields are name, description, layers, "),
         ({"rule": 3}, "rule must be str, not 3"),
         ({"beta": "big"}, "beta must be float or list of float, not 'big'"),
         ({"beta": []}, "beta must be float or list of float, not []"),
-        ({"beta": float("nan")}, "beta must be float or list of float, not nan"),
-        ({"tolerance": float("inf")}, "tolerance must be float, not inf"),
+        ({"beta": float("nan")}, "beta must be finite, not nan"),
+        ({"beta": [0.1, float("nan")]}, "beta must be finite, not [0.1, nan]"),
+        ({"tolerance": float("inf")}, "tolerance must be finite, not inf"),
+        ({"epochs": float("inf")}, "epochs must be int, not inf"),
         ({"layers": 784}, "layers must be list of int, not 784"),
         ({"layers": [784, "x", 10]}, "layers must be list of int, not [784, 'x', 10]"),
         ({"learning_rates": 0.1}, "learning_rates must be list of float or list of list of float"),
@@ -264,6 +298,10 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"time": "continuous"}, "time 'continuous' is unknown: choose one of discrete, real-time"),
         ({"activation": "relu"}, "activation 'relu' is unknown: choose one of sigmoid, tanh"),
         ({"init": "he"}, "init 'he' is unknown: choose one of glorot, fan_in"),
+        *(
+            ({"name": name}, f"name needs a letter or digit, and no / or \\, not {name!r}")
+            for name in ("", " ", ".", "..", "-", "a/b", "../a", "/a", "a\\b")
+        ),
         ({"epochs": 0}, "epochs must be 1 or more, not 0"),
         ({"batch": 0}, "batch must be 1 or more, not 0"),
         ({"seeds": -1}, "seeds must be 1 or more, not -1"),
@@ -277,13 +315,32 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"tolerance": -1e-3}, "tolerance must not be negative, not -0.001"),
         ({"learning_rates": [0.1]}, "learning_rates needs 2 entries, input to output, not 1"),
         ({"learning_rates": [[0.1, 0.2], [0.1]]}, "learning_rates needs 2 entries"),
-        ({"learning_rates": [-0.1, 0.2]}, "learning_rates: synapses.0.weight must be positive"),
+        (
+            {"learning_rates": [-0.1, 0.2]},
+            "learning_rates: synapses.0.weight must be positive (0 is no learning), not -0.1; use",
+        ),
         ({"learning_rates": [0.1, 0]}, "learning_rates: synapses.1.weight must be positive"),
         ({"layers": [784]}, "layers must name an input and an output"),
         ({"layers": [784, 0, 10]}, "layer 'hidden': size must be a positive integer, not 0"),
         ({"angle": 45}, "angle needs untied weights: set tied=false"),
         ({"tied": False}, "rule ep needs tied weights: use vf or continual-vf"),
-        ({"rescale": 0.1}, "rescale needs a continual rule, not ep"),
+        (
+            {"rescale": 0.1},
+            "rule ep does not use rescale: go without (rescale=none), "
+            "or choose rule continual-ep or continual-vf",
+        ),
+        (
+            {"dt": 0.2},
+            "time discrete does not use dt: go without (dt=0.08), or choose time real-time",
+        ),
+        ({"slope": "hidden"}, "time discrete does not use slope: go without (slope=all)"),
+        ({"dt": 0.0}, "dt must lie in (0, 1], not 0.0"),
+        ({"slope": "some"}, "slope 'some' is unknown: choose one of all, hidden, none"),
+        (
+            {"rule": "bptt", "random_sign": True},
+            "rule bptt does not use beta, random_sign: go without (beta=none, random_sign=false), "
+            "or choose rule ep or continual-ep or vf or continual-vf",
+        ),
         ({"rule": "continual-ep", "rescale": 2}, "rescale (η_tiny/η) must lie in (0, 1], not 2"),
         ({"time": "real-time", "dt": 2}, "dt must lie in (0, 1], not 2"),
         ({"time": "real-time", "slope": "some"}, "slope 'some' is unknown: choose one of all"),
@@ -295,14 +352,42 @@ def test_malformed_override_is_refused(text: str) -> None:
 def test_mistake_in_a_field_is_named_in_one_line(
     overrides: dict[str, object], expected: str
 ) -> None:
-    assert refused("ep-1h", overrides).startswith("ep-1h: ")
-    assert expected in refused("ep-1h", overrides)
+    message = refused("ep-1h", overrides)
+    assert message.startswith("ep-1h: ")
+    assert expected in message
+    assert "pass a function" not in message  # a recipe holds none
 
 
 def test_a_rule_without_beta_is_refused_but_not_a_gradient(minimal: Path) -> None:
     minimal.write_text(MINIMAL.replace("beta = 0.5", ""))
     assert refused(str(minimal)) == f"{minimal}: rule ep needs beta"
     assert load(str(minimal), {"rule": "bptt"}).beta is None
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: str) -> None:
+    name = f"{kind}-1h"
+    has = {field.name for field in fields(RULES[kind])}
+    for key, value in {
+        "beta": [0.1, 0.2],
+        "random_sign": True,
+        "in_turn": True,
+        "tolerance": 0.25,
+        "rescale": 0.5,
+    }.items():
+        if key not in has:
+            recipe = load(name)
+            assert f"rule {recipe.rule} does not use {key}: " in refused(name, {key: value})
+            continue
+        recipe = load(name, {key: value, "seeds": 1})
+        given = getattr(recipe.learning_rule(recipe.members()), key)
+        assert (given.tolist() if key == "beta" else given) == value
+
+
+def test_rule_is_changed_by_leaving_out_what_the_new_one_does_not_use() -> None:
+    words = ("rule=bptt", "beta=none", "random_sign=false")
+    recipe = load("c-ep-1h", dict(map(parse_override, words)))
+    assert type(recipe.learning_rule(recipe.members())) is BPTT
 
 
 def test_truncated_bptt_longer_than_the_free_phase_is_refused() -> None:

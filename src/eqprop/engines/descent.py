@@ -84,9 +84,10 @@ def resolve_rates(
         if not isinstance(rate, (int, float, Tensor)):
             raise ValueError(f"learning_rates: {name} must be a number, not {rate!r}")
         value = torch.as_tensor(rate)
-        if not bool((torch.isfinite(value) & (value > 0)).all()):
+        wrong = value[~(torch.isfinite(value) & (value > 0))]
+        if len(wrong):
             raise ValueError(
-                f"learning_rates: {name} must be positive (0 is no learning), not {rate}; "
+                f"learning_rates: {name} must be positive (0 is no learning), not {wrong[0]:g}; "
                 "use frozen to hold a parameter"
             )
         if value.ndim and tuple(value.shape) != model.ensemble:

@@ -15,13 +15,23 @@ from typing import Any
 
 import torch
 
+from eqprop.activations import ACTIVATIONS
 from eqprop.engines import resolve_rates
 from eqprop.network import Network, layered
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
+from eqprop.synapses import INITS
 from eqprop.timesteps import Discrete, RealTime
 
 RULES = ("ep", "continual-ep", "vf", "continual-vf", "bptt", "rbp")
 TIMES = ("discrete", "real-time")
+# What a rule, or a time, has no use for must be left at its default.
+UNUSED = {
+    "ep": ("rescale",),
+    "vf": ("rescale",),
+    "bptt": ("beta", "random_sign", "rescale", "in_turn", "tolerance"),
+    "rbp": ("beta", "random_sign", "rescale"),
+    "discrete": ("dt", "slope"),
+}
 
 
 class UserError(ValueError):
@@ -109,7 +119,12 @@ class Recipe:
         if self.rule == "bptt":
             return BPTT(free_steps=T, backward_steps=K)
         if self.rule == "rbp":
-            return RBP(free_steps=T, backward_steps=K, in_turn=self.in_turn)
+            return RBP(
+                free_steps=T,
+                backward_steps=K,
+                tolerance=self.tolerance,
+                in_turn=self.in_turn,
+            )
         shared: dict[str, Any] = {
             "beta": torch.tensor([member.beta for member in members], dtype=torch.float64),
             "free_steps": T,
@@ -144,6 +159,9 @@ class Recipe:
         return [key for key in mine if key not in free and mine[key] != theirs[key]]
 
 
+_TYPES = {field.name: str(field.type) for field in fields(Recipe)}
+
+
 def names() -> list[str]:
     """The recipes that come with the package."""
     folder = resources.files("eqprop") / "recipes"
@@ -175,17 +193,16 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
 
 def parse(given: Mapping[str, Any], source: str) -> Recipe:
     """A recipe from plain values, each checked against the type of its field."""
-    known = {field.name: str(field.type) for field in fields(Recipe)}
     for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+        if key not in _TYPES:
+            close = difflib.get_close_matches(key, _TYPES, n=1, cutoff=0.7)
+            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(_TYPES)}"
             raise UserError(f"{source}: unknown field {key!r}: {hint}")
     required = [f.name for f in fields(Recipe) if f.default.__class__.__name__ == "_MISSING_TYPE"]
     for key in required:
         if key not in given:
             raise UserError(f"{source}: field {key!r} is missing")
-    values = {key: _convert(source, key, known[key], value) for key, value in given.items()}
+    values = {key: _convert(source, key, _TYPES[key], value) for key, value in given.items()}
     recipe = Recipe(**values)
     _check(source, recipe)
     return recipe
@@ -196,9 +213,12 @@ def _convert(source: str, key: str, expected: str, value: Any) -> Any:
     for kind in expected.split(" | "):
         try:
             return _CONVERTERS[kind](value)
-        except (TypeError, ValueError):
+        except TypeError:
             continue
+        except ArithmeticError:
+            raise UserError(f"{source}: {key} must be finite, not {value!r}") from None
     words = expected.replace("tuple[", "list of ").replace(", ...]", "").replace(" | None", "")
+    words = words.replace("bool", "true or false")
     raise UserError(f"{source}: {key} must be {words.replace(' | ', ' or ')}, not {value!r}")
 
 
@@ -207,8 +227,8 @@ def _exactly(*types: type) -> Callable[[Any], Any]:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError
-        return types[0](value)
+            raise ArithmeticError
+        return value if value is None else types[0](value)
 
     return convert
 
@@ -234,12 +254,21 @@ _CONVERTERS["None"] = _exactly(type(None))
 
 
 def _check(source: str, recipe: Recipe) -> None:
-    for key, allowed in (("rule", RULES), ("time", TIMES)):
+    for key, allowed in (
+        ("rule", RULES),
+        ("time", TIMES),
+        ("activation", ACTIVATIONS),
+        ("init", INITS),
+    ):
         if getattr(recipe, key) not in allowed:
             raise UserError(
                 f"{source}: {key} {getattr(recipe, key)!r} is unknown: "
                 f"choose one of {', '.join(allowed)}"
             )
+    if not any(map(str.isalnum, recipe.name)) or set(recipe.name) & set("/\\"):
+        raise UserError(
+            f"{source}: name needs a letter or digit, and no / or \\, not {recipe.name!r}"
+        )
     for key in ("epochs", "batch", "seeds", "train_samples", "test_samples"):
         value = getattr(recipe, key)
         if value is not None and value < 1:
@@ -248,17 +277,16 @@ def _check(source: str, recipe: Recipe) -> None:
         raise UserError(f"{source}: layers must name an input and an output, not {recipe.layers}")
     if recipe.in_turn and recipe.free_steps < 2:
         raise UserError(f"{source}: free_steps must be 2 or more with in_turn")
-    gradient_rule = recipe.rule in ("bptt", "rbp")
-    if recipe.beta is None and not gradient_rule:
+    if recipe.beta is None and recipe.rule not in ("bptt", "rbp"):
         raise UserError(f"{source}: rule {recipe.rule} needs beta")
     if recipe.tied and recipe.angle != 0.0:
         raise UserError(f"{source}: angle needs untied weights: set tied=false")
-    if recipe.rescale is not None and not recipe.rule.startswith("continual"):
-        raise UserError(f"{source}: rescale needs a continual rule, not {recipe.rule}")
     if not recipe.tied and recipe.rule in ("ep", "continual-ep"):
         raise UserError(f"{source}: rule {recipe.rule} needs tied weights: use vf or continual-vf")
     members = recipe.members()
     try:  # the core checks the rest; its errors name the field
+        RealTime(recipe.dt, recipe.slope)
+        _check_used(recipe)
         for member in members:
             if member.beta == 0:
                 raise ValueError("beta must not be 0: there would be no second phase")
@@ -274,15 +302,36 @@ def _check(source: str, recipe: Recipe) -> None:
         raise UserError(f"{source}: {error}") from None
 
 
+def _check_used(recipe: Recipe) -> None:
+    for key, choices in (("rule", RULES), ("time", TIMES)):
+        chosen = getattr(recipe, key)
+        idle = [f for f in UNUSED.get(chosen, ()) if getattr(recipe, f) != getattr(Recipe, f)]
+        if idle:
+            neutral = ", ".join(f"{f}={getattr(Recipe, f)}".lower() for f in idle)
+            users = [c for c in choices if not set(idle) & set(UNUSED.get(c, ()))]
+            raise ValueError(
+                f"{key} {chosen} does not use {', '.join(idle)}: "
+                f"go without ({neutral}), or choose {key} {' or '.join(users)}"
+            )
+
+
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line. Commas make a list, semicolons a list of lists."""
+    """`key=value` of the command line. Commas make a list, semicolons a list of lists.
+
+    Text is taken as it stands; `none` unsets a field that may be left out.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(f"--set {text!r}: write it as field=value, for example beta=0.3")
-    key = key.strip()
+    key, value = key.strip(), value.strip()
+    kind = _TYPES.get(key, "")
+    if kind == "str":
+        return key, value
+    if value == "none" and kind.endswith(" | None"):
+        return key, None
     if ";" in value:
         return key, [[_scalar(v) for v in part.split(",")] for part in value.split(";")]
-    if "," in value or key in ("layers", "learning_rates", "frozen"):
+    if "," in value or kind.startswith("tuple"):
         return key, [_scalar(v) for v in value.strip("[] ").split(",") if v.strip()]
     return key, _scalar(value)
 
