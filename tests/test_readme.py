@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+import eqprop
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
@@ -21,6 +23,19 @@ def test_the_examples_run_in_order_and_learn(capsys):
     assert all(not torch.equal(before[n], p) for n, p in names["net"].named_parameters())
     exec(EXAMPLES[2], names)
     assert names["net"].layer_names == ("left", "right", "out")
+
+
+def test_the_theorem_holds_where_the_text_says_it_does():
+    assert '`time=eqprop.RealTime(dt=0.08)` and\n`activation="tanh"`' in README
+    assert "`beta=0.01` and `free_steps=400`" in README
+    settings = {"time": eqprop.RealTime(dt=0.08), "activation": "tanh", "dtype": torch.float64}
+    net = eqprop.layered(784, 512, 10, init="fan_in", **settings)
+    rule = eqprop.ContinualEP(beta=0.01, free_steps=400, nudged_steps=15)
+    torch.manual_seed(0)
+    x, y = torch.rand(20, 784).double(), torch.eye(10).double().repeat(2, 1)
+    report = eqprop.gddcheck(net, rule, x, y)
+    assert report.passed
+    assert "weights held still" in str(report)
 
 
 def test_the_first_example_is_ten_lines():

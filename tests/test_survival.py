@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,8 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 import eqprop
+from eqprop.runs import load, session, training
 from eqprop.runs import recipe as recipes
-from eqprop.runs import session, training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 
@@ -320,6 +321,81 @@ def test_torn_line_of_metrics_is_named_and_mended_by_a_resume(
         assert message == f"{out}/metrics.jsonl: damaged; resume the run to mend it"
     assert resumed(cli, out).code == 0
     assert_equals(out, straight)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_lines_of_metrics_that_are_gone_are_not_gone_on_without(
+    kept: int, cli: Cli, out: Path
+) -> None:
+    file = out / "metrics.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[2 - kept :]))
+    before = contents(out)
+    assert "metrics.jsonl: lacks lines of the 2 epochs" in resumed(cli, out).error
+    assert contents(out) == before
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_anew(cli: Cli, out: Path) -> None:
+    for file in (out / "checkpoints").iterdir():
+        file.unlink()
+    before = contents(out)
+    assert "has no checkpoint to go on from" in resumed(cli, out).error
+    assert contents(out) == before
+
+
+def test_fewer_epochs_than_there_are_is_refused(cli: Cli, out: Path) -> None:
+    before = contents(out)
+    refused = cli(*TRAIN, "--epochs", 1, "--out", out, "--resume", **RECIPE)
+    assert refused.error.startswith("epochs: 1 are fewer than the 2 that")
+    assert contents(out) == before
+
+
+def test_a_run_goes_on_where_its_recipe_file_lies(cli: Cli, out: Path, straight: Path) -> None:
+    outcome = cli(
+        "train",
+        out / "recipe.toml",
+        "--epochs",
+        EPOCHS,
+        "--resume",
+        "--engine",
+        "reference",
+        "--angles-every",
+        8,
+    )
+    assert outcome.code == 0
+    assert lines(out / "metrics.jsonl") == lines(straight / "metrics.jsonl")
+
+
+def test_of_several_runs_the_one_with_this_recipe_goes_on(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {**RECIPE, "train_samples": 40}
+    for seeds in (2, 1):
+        began = cli(*TRAIN, "--epochs", 1, **{**small, "seeds": seeds})
+        assert began.code == 0
+    assert "in runs/c-ep-1h-2" in began.out
+    assert cli(*TRAIN, "--epochs", 2, "--resume", **small).code == 0
+    assert [len(lines(tmp_path / f"runs/{n}/metrics.jsonl")) for n in (NAME, f"{NAME}-2")] == [2, 1]
+
+
+def test_networks_come_back_from_a_run(out: Path) -> None:
+    recipe, net, members = load(out)
+    assert (recipe.seeds, members) == (2, [0, 1])
+    assert net.layer_sizes == (24, 10)
+    saved = RunFolder(out).load_checkpoint(recipe)
+    assert saved is not None
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, saved["parameters"][name])
+
+
+def test_nobody_has_to_read_what_a_run_prints(out: Path, tmp_path: Path) -> None:
+    """`eqprop train ... | head -1`: the run ends as it would have."""
+    words = [sys.executable, "-m", "eqprop", "train", str(out / "recipe.toml"), "--epochs", "6"]
+    run = subprocess.Popen([*words, "--resume"], stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    run.stdout.close()
+    assert run.wait(timeout=120) == 0
+    assert summary_of(out)["epochs"] == 6
 
 
 def test_picture_that_cannot_be_drawn_does_not_fail_the_run(

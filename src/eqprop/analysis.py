@@ -17,7 +17,7 @@ from eqprop.costs import Cost, SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.model import Gradients, Model
-from eqprop.rules import BPTT, Rule, Step, total
+from eqprop.rules import BPTT, Continual, Rule, Step, total
 from eqprop.synapses import angle_between
 
 
@@ -193,6 +193,7 @@ class GddReport:
 
     rule: str
     steps: int
+    moving: bool  # whether the weights moved during the phase
     residual: float
     tolerances: Tolerances
     neurons: tuple[GddRow, ...]
@@ -211,7 +212,8 @@ class GddReport:
         limit = self.tolerances
         width = max(len(row.name) for row in self.rows)
         lines = [
-            f"{self.rule} against BPTT over {self.steps} steps; "
+            f"{self.rule} against BPTT over {self.steps} steps, weights "
+            f"{'moving' if self.moving else 'held still'}; "
             f"free phase ended with residual {self.residual:.1e}",
             f"{'':{width}}  {'rel. error':>10}  {'angle':>7}  {'signs':>6}",
         ]
@@ -263,6 +265,7 @@ def gddcheck(
     return GddReport(
         rule=type(rule).__name__,
         steps=taken,
+        moving=learning_rates is not None and isinstance(rule, Continual),
         residual=moving.free.residual,
         tolerances=tolerances,
         neurons=tuple(tally.row(f"neurons {n}", tolerances) for n, tally in neurons.items()),

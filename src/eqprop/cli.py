@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from eqprop import __version__
 from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Start with: eqprop recipes; eqprop check c-ep-1h; "
         "eqprop train c-ep-1h --epochs 2 --seeds 2; eqprop show runs/c-ep-1h",
     )
+    parser.add_argument("--version", action="version", version=f"eqprop {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
@@ -94,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
     train.add_argument("--engine", choices=KINDS, default="auto", help="default: auto, the fastest")
-    train.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE)")
+    train.add_argument(
+        "--out",
+        metavar="DIR",
+        help="the run folder (default: runs/RECIPE, or runs/RECIPE-2, ... where that is taken)",
+    )
     train.add_argument("--resume", action="store_true", help="go on with the run in --out")
     train.add_argument(
         "--angles-every",
@@ -208,6 +214,8 @@ def _train(options: argparse.Namespace) -> int:
         threads=options.threads,
         angles_every=options.angles_every,
     )
+    if not options.out:
+        print(f"in {folder.path}", flush=True)
     try:
         summary = session.train(training, options.resume)
     except Interrupted:
@@ -236,11 +244,16 @@ def _train(options: argparse.Namespace) -> int:
 def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
     if options.out:
         return Path(options.out)
+    given = Path(options.recipe)
+    if options.resume and given.name == "recipe.toml":
+        return given.parent
     base = Path("runs") / re.sub(r"[^\w.-]", "-", recipe.name)
     numbered = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
     taken = [path for path in numbered if path.exists()]
     if options.resume:
-        return taken[-1] if taken else base
+        known = [path for path in taken if RunFolder(path).recipe_file.is_file()]
+        fitting_ = [path for path in known if not RunFolder(path).recipe().differences(recipe)]
+        return (fitting_ or taken or [base])[-1]
     return next(path for path in numbered if path not in taken)
 
 

@@ -123,6 +123,21 @@ class RunFolder:
         except ValueError:
             raise UserError(f"{file}: damaged; resume the run to mend it") from None
 
+    def check_metrics(self, epochs: int) -> None:
+        """Refuse to go on from a checkpoint of so many epochs where their lines are not there, and
+        to begin anew where a run has gone on without one.
+        """
+        file = self.path / "metrics.jsonl"
+        lines = file.read_bytes().splitlines() if file.is_file() else []
+        numbers = [_number(line, "epoch") for line in lines]
+        if epochs == 0 and (len(lines) > 1 or (self.path / "summary.json").is_file()):
+            raise UserError(f"{self.path}: has no checkpoint to go on from: choose another --out")
+        if numbers[:epochs] != list(range(1, epochs + 1)):
+            raise UserError(
+                f"{file}: lacks lines of the {epochs} epochs that the checkpoint has: put them "
+                "back, or start the run anew in another folder"
+            )
+
     def keep_lines(self, name: str, key: str, limit: int) -> None:
         """Drop what was written after the checkpoint that a run goes on from."""
         file = self.path / name

@@ -106,8 +106,11 @@ class Progress:
             self._say(f"no more TensorBoard logs: {error}")
 
     def _say(self, line: str) -> None:
-        tqdm.write(line, file=sys.stderr if self._terminal else sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm.write(line, file=sys.stderr if self._terminal else sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads any more: no reason to stop
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:

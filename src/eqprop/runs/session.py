@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from eqprop.engines import NativeEngine
 from eqprop.runs.progress import Progress
 from eqprop.runs.training import Training
 
@@ -14,6 +17,8 @@ def train(training: Training, resume: bool) -> dict[str, Any]:
     Ctrl-C and SIGTERM save and raise `Interrupted`.
     """
     recipe, folder = training.recipe, training.folder
+    if isinstance(training.engine, NativeEngine):
+        torch.set_num_threads(1)  # PyTorch's own would only be in the way of the engine's
     with folder.locked():
         folder.check(recipe, resume)  # once more, now that nobody else can change it
         if resume:

@@ -113,6 +113,7 @@ class Training:
         """Go on from the last checkpoint, if there is one."""
         saved = self.folder.load_checkpoint(self.recipe)
         if saved is None:
+            self.folder.check_metrics(0)
             self.folder.keep_lines("metrics.jsonl", "epoch", 0)
             self.folder.keep_lines("angles.jsonl", "minibatch", -1)
             return
@@ -128,6 +129,12 @@ class Training:
             self.net = self.recipe.network(self._living_members()).to(self.device)
             self.net.load_state_dict(saved["parameters"])
             self.engine = self._make_engine()
+        if self.at.epoch > self.recipe.epochs:
+            raise UserError(
+                f"epochs: {self.recipe.epochs} are fewer than the {self.at.epoch} that "
+                f"{self.folder.path} has already: ask for as many at least"
+            )
+        self.folder.check_metrics(self.at.epoch)
         self.folder.keep_lines("metrics.jsonl", "epoch", self.at.epoch)
         done = self.at.epoch * self._minibatches() + self.at.minibatch
         self.folder.keep_lines("angles.jsonl", "minibatch", done - 1)
