@@ -424,6 +424,44 @@ def test_damaged_file_of_a_run_is_named(
     assert cli(command, folder).error.startswith(f"{folder / name}: ")
 
 
+@pytest.mark.parametrize("command", ["show", "compare"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "{}"),
+        ("summary.json", "3"),
+        ("summary.json", '{"members": []}'),
+        ("metrics.jsonl", "3"),
+        ("metrics.jsonl", '{"epoch": 1}'),
+        ("metrics.jsonl", '{"train_error": [1, 1, 1, 1]}'),
+        ("metrics.jsonl", '{"epoch": 1, "train_error": [1, 1]}'),  # of two members, not four
+        ("metrics.jsonl", '{"epoch": 1, "train_error": [1, 1, 1, 1], "test_error": {"a": 1}}'),
+        ("metrics.jsonl", '{"epoch": 1, "train_error": [1, 1, 1, 1], "weight_norm": {"a": 1}}'),
+    ],
+)
+def test_incomplete_file_of_a_run_is_named(
+    name: str, content: str, command: str, run: Path, cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / name).write_text(content + "\n")
+    assert cli(command, folder).error.startswith(f"{folder / name}: damaged")
+
+
+@pytest.mark.parametrize("field", ["epochs", "members", "frozen", "wall_seconds", "machine"])
+def test_summary_that_lacks_a_field_is_named(
+    field: str, run: Path, cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    rest = {key: value for key, value in summary_of(run).items() if key != field}
+    (folder / "summary.json").write_text(json.dumps(rest))
+    message = f"{folder}/summary.json: damaged; resume the run to mend it"
+    assert cli("show", folder).error == message
+    assert cli("train", folder / "recipe.toml", "--out", folder, "--resume").code == 0
+    assert summary_of(folder)["members"] == summary_of(run)["members"]
+
+
 @pytest.mark.parametrize("steps", [0, -1])
 def test_free_steps_that_cannot_be_are_refused(steps: int, run: Path, cli: Cli) -> None:
     message = cli("evaluate", run, "--free-steps", steps).error
