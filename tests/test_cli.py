@@ -250,6 +250,26 @@ def test_show_prints_the_epochs_and_draws_three_pictures(run: Path, cli: Cli) ->
         assert_drawn(path)
 
 
+def test_show_of_a_run_without_checkpoint_leaves_out_the_confusion_matrix_alone(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """A run as it comes with the project: trained on a GPU, of one setting, without checkpoint."""
+    folder = tmp_path / "c-ep-1h"
+    shutil.copytree(SHIPPED / "c-ep-1h", folder)
+    outcome = cli("show", folder)
+    assert (outcome.code, outcome.err) == (0, "")
+    *_, last, result, curves, health, confusion = outcome.out.splitlines()
+    assert last.split()[0] == "100"
+    assert result == (
+        "last epoch 2.29 ± 0.13 %, mean of the last ten 2.33 ± 0.10 %, 29 s on NVIDIA H200"
+    )
+    assert (curves, health) == (f"{folder}/curves.png", f"{folder}/health.png")
+    assert_drawn(folder / "curves.png")
+    assert_drawn(folder / "health.png")
+    why = "there is no checkpoint, so no network can be tested"
+    assert confusion == f"no confusion matrix: {folder}: {why}"
+
+
 def test_train_ends_with_a_line_a_setting(cli: Cli, tmp_path: Path) -> None:
     words = ("train", "c-vf-1h", "--epochs", 1, "--out", tmp_path / "run")
     rates = "0.01,0.005;0.02,0.005"
@@ -265,6 +285,22 @@ def test_train_ends_with_a_line_a_setting(cli: Cli, tmp_path: Path) -> None:
         )
     ]
     assert re.fullmatch(r"1 epochs, \d+ s", shared)
+
+
+def test_without_matplotlib_show_and_compare_print_and_say_what_is_missing(
+    run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = cli("show", run).out.splitlines()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    remedy = "figures need matplotlib: pip install 'eqprop[train]'"
+    outcome = cli("show", run)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == [*drawn[:-3], f"no pictures: {remedy}"]
+    outcome = cli("compare", run, "--out", tmp_path / "picture.png")
+    assert (outcome.code, outcome.err) == (0, "")
+    _, *rows, last = outcome.out.splitlines()
+    assert (len(rows), last) == (2, f"no picture: {remedy}")
+    assert not (tmp_path / "picture.png").exists()
 
 
 def test_show_of_a_long_run_shows_ten_epochs_with_the_first_and_the_last() -> None:
@@ -314,7 +350,7 @@ def test_compare_says_which_run_is_not_finished(run: Path, cli: Cli, tmp_path: P
     assert message == "no run has a complete epoch yet, so there is nothing to draw"
     assert not (tmp_path / "one.png").exists()
     assert cli("show", begun).error == f"{begun}: no epoch is complete yet"
-    expected = f"{begun}: nothing is saved yet: let it train for an epoch"
+    expected = f"{begun}: there is no checkpoint, so no network can be tested"
     assert cli("evaluate", begun).error == expected
 
 

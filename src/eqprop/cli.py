@@ -22,7 +22,7 @@ from eqprop.paper import commands as paper
 from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
-from eqprop.runs.evaluation import Evaluation, evaluate, restore
+from eqprop.runs.evaluation import Evaluation, NothingToTest, evaluate, restore
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.training import Interrupted, Training, fitting, recipe_engine
@@ -324,6 +324,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    _check_device(options.device)
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:
@@ -337,20 +338,22 @@ def _show(options: argparse.Namespace) -> int:
         _show_epochs(metrics, chosen)
     if summary is not None:
         lines = {label: _last_epochs(summary, chosen) for label, chosen in settings.items()}
-        place = summary["machine"]["processor"]
+        machine = summary["machine"]
+        place = machine.get("gpu") or machine["processor"]
         _print_settings(lines, f"{summary['wall_seconds']:.0f} s on {place}")
         for entry in summary["frozen"]:
             print(
                 f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}"
             )
-    _, _, result = _evaluated(options, "test")
-    table = result.confusion.sum(0)
-    for path in (
-        figures.curves(folder),
-        figures.health(folder),
-        figures.confusion(folder, table),
-    ):
-        print(path)
+    try:
+        print(figures.curves(folder))
+        print(figures.health(folder))
+        _, _, result = _evaluated(options, "test")
+        print(figures.confusion(folder, result.confusion.sum(0)))
+    except figures.NoMatplotlib as error:
+        print(f"no pictures: {error}")
+    except NothingToTest as error:
+        print(f"no confusion matrix: {error}")
     return OK
 
 
@@ -392,7 +395,10 @@ def _compare(options: argparse.Namespace) -> int:
     )
     for name, cells in rows:
         print(f"{name:{width}}  {cells}")
-    print(figures.comparison(folders, Path(options.out)))
+    try:
+        print(figures.comparison(folders, Path(options.out)))
+    except figures.NoMatplotlib as error:
+        print(f"no picture: {error}")
     return OK
 
 

@@ -14,11 +14,15 @@ from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Member, UserError
 
 
+class NoMatplotlib(UserError):
+    """Nothing can be drawn here, but all else can be done."""
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("figures need matplotlib: pip install 'eqprop[train]'") from None
+        raise NoMatplotlib("figures need matplotlib: pip install 'eqprop[train]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
