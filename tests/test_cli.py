@@ -5,9 +5,11 @@ Every mistake of a user ends in exit code 2 and one line on stderr that names wh
 
 import argparse
 import gzip
+import itertools
 import json
 import re
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +39,10 @@ SMALL = {
 }
 
 
+SETTINGS = {"Ψ = 0°": slice(0, 2), "Ψ = 90°": slice(2, 4)}  # those of `run`, and their members
+SHIPPED = Path(__file__).parents[1] / "results/paper/runs"
+
+
 @pytest.fixture(scope="module")
 def run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of untied networks, so that everything there is to show is shown."""
@@ -61,8 +67,12 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def mean_std(statistics: dict[str, Any]) -> str:
-    return f"{statistics['mean']:.2f} ± {statistics['std']:.2f} %"
+def over_seeds(values: list[float]) -> str:
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} %"
+
+
+def mean_std(of: dict[str, Any]) -> str:
+    return f"{of['mean']:.2f} ± {of['std']:.2f} %"
 
 
 def assert_drawn(file: Path) -> None:
@@ -219,20 +229,78 @@ def test_show_prints_the_epochs_and_draws_three_pictures(run: Path, cli: Cli) ->
     printed = outcome.out.splitlines()
     assert printed[0] == f"c-vf-1h: {recipes.load('c-vf-1h').description}"
     assert printed[1].split() == ["epoch", "train", "error", "test", "error", "unsettled"]
-    for record, line in zip(metrics_of(run), printed[2:5], strict=True):
-        train, test = (torch.tensor(record[key]) for key in ("train_error", "test_error"))
-        assert line.split()[0] == str(record["epoch"])
-        assert f"{train.mean():.2f} ± {train.std():.2f} %" in line
-        assert f"{test.mean():.2f} ± {test.std():.2f} %" in line
-    angles = [sum(record["weight_angle"]["synapses.1"]) / 4 for record in metrics_of(run)[::2]]
-    assert printed[5] == f"weight angle of synapses.1: {angles[0]:.1f}° → {angles[1]:.1f}°"
+    metrics, finals = metrics_of(run), []
+    for block, (label, chosen) in zip((printed[2:7], printed[7:12]), SETTINGS.items(), strict=True):
+        assert block[0] == label
+        for record, line in zip(metrics, block[1:4], strict=True):
+            train, test = (over_seeds(record[key][chosen]) for key in ("train_error", "test_error"))
+            unsettled = f"{100 * statistics.mean(record['unsettled'][chosen]):.1f} %"
+            assert line.split() == f"{record['epoch']} {train} {test} {unsettled}".split()
+        angles = [sum(record["weight_angle"]["synapses.1"][chosen]) / 2 for record in metrics[::2]]
+        assert block[4] == f"weight angle of synapses.1: {angles[0]:.1f}° → {angles[1]:.1f}°"
+        finals.append(f"{label}: last epoch {over_seeds(metrics[-1]['test_error'][chosen])}")
+    assert abs(angles[0] - 90) < 15
+    assert printed[12:14] == finals
     summary = summary_of(run)
-    assert printed[6].startswith(f"last epoch {mean_std(summary['test_error'])}, mean of the last")
-    assert mean_std(summary["last_ten_test_error"]) in printed[6]
+    place = summary["machine"]["processor"]
+    assert printed[14] == f"{summary['wall_seconds']:.0f} s on {place}"
     pictures = [run / f"{name}.png" for name in ("curves", "health", "confusion")]
-    assert printed[7:] == [str(path) for path in pictures]
+    assert printed[15:] == [str(path) for path in pictures]
     for path in pictures:
         assert_drawn(path)
+
+
+def test_show_of_a_run_without_checkpoint_leaves_out_the_confusion_matrix_alone(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """A run as it comes with the project: trained on a GPU, of one setting, without checkpoint."""
+    folder = tmp_path / "c-ep-1h"
+    shutil.copytree(SHIPPED / "c-ep-1h", folder)
+    outcome = cli("show", folder)
+    assert (outcome.code, outcome.err) == (0, "")
+    *_, last, result, curves, health, confusion = outcome.out.splitlines()
+    assert last.split()[0] == "100"
+    assert result == (
+        "last epoch 2.29 ± 0.13 %, mean of the last ten 2.33 ± 0.10 %, 29 s on NVIDIA H200"
+    )
+    assert (curves, health) == (f"{folder}/curves.png", f"{folder}/health.png")
+    assert_drawn(folder / "curves.png")
+    assert_drawn(folder / "health.png")
+    why = "there is no checkpoint, so no network can be tested"
+    assert confusion == f"no confusion matrix: {folder}: {why}"
+
+
+def test_train_ends_with_a_line_a_setting(cli: Cli, tmp_path: Path) -> None:
+    words = ("train", "c-vf-1h", "--epochs", 1, "--out", tmp_path / "run")
+    rates = "0.01,0.005;0.02,0.005"
+    outcome = cli(*words, **SMALL, angle="0,45.5", learning_rates=rates)
+    assert outcome.code == 0
+    *lines, shared, _ = outcome.out.splitlines()[1:]
+    errors = metrics_of(tmp_path / "run")[0]["test_error"]
+    assert lines == [
+        f"Ψ = {angle}°, η = ({rate}, 0.005): test error {over_seeds(errors[i : i + 2])} "
+        "over 2 network(s)"
+        for i, (rate, angle) in zip(
+            (0, 2, 4, 6), itertools.product((0.01, 0.02), (0, 45.5)), strict=True
+        )
+    ]
+    assert re.fullmatch(r"1 epochs, \d+ s", shared)
+
+
+def test_without_matplotlib_show_and_compare_print_and_say_what_is_missing(
+    run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = cli("show", run).out.splitlines()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    remedy = "figures need matplotlib: pip install 'eqprop[train]'"
+    outcome = cli("show", run)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == [*drawn[:-3], f"no pictures: {remedy}"]
+    outcome = cli("compare", run, "--out", tmp_path / "picture.png")
+    assert (outcome.code, outcome.err) == (0, "")
+    _, *rows, last = outcome.out.splitlines()
+    assert (len(rows), last) == (2, f"no picture: {remedy}")
+    assert not (tmp_path / "picture.png").exists()
 
 
 def test_show_of_a_long_run_shows_ten_epochs_with_the_first_and_the_last() -> None:
@@ -241,11 +309,12 @@ def test_show_of_a_long_run_shows_ten_epochs_with_the_first_and_the_last() -> No
     assert eqprop.cli._milestones(4) == {1, 2, 3, 4}
 
 
-def test_compare_prints_a_line_a_run_and_draws_them(
+def test_compare_prints_a_line_a_setting_and_draws_them(
     run: Path, other: Path, cli: Cli, tmp_path: Path
 ) -> None:
-    picture = tmp_path / "both.png"
-    outcome = cli("compare", run, other, "--out", picture)
+    picture = tmp_path / "all.png"
+    shipped = SHIPPED / "c-ep-1h"
+    outcome = cli("compare", run, other, shipped, "--out", picture)
     assert (outcome.code, outcome.err) == (0, "")
     head, *rows, drawn = outcome.out.splitlines()
     assert re.split(r"  +", head) == [
@@ -256,12 +325,16 @@ def test_compare_prints_a_line_a_run_and_draws_them(
         "last ten",
         "time",
     ]
-    for folder, row in zip((run, other), rows, strict=True):
+    cells = [re.split(r"  +", row)[:-1] for row in rows]
+    last = metrics_of(run)[-1]
+    for found, (label, chosen) in zip(cells[:2], SETTINGS.items(), strict=True):
+        train, test = (over_seeds(last[key][chosen]) for key in ("train_error", "test_error"))
+        assert found == [f"{run}, {label}", "3", train, test, "-"]
+    for found, folder in zip(cells[2:], (other, shipped), strict=True):
         summary = summary_of(folder)
-        path, epochs, train, test, last_ten, _ = re.split(r"  +", row)
-        assert (path, int(epochs)) == (str(folder), summary["epochs"])
-        assert (train, test) == (mean_std(summary["train_error"]), mean_std(summary["test_error"]))
-        assert last_ten == mean_std(summary["last_ten_test_error"])
+        train, test = mean_std(summary["train_error"]), mean_std(summary["test_error"])
+        ten = "-" if folder == other else mean_std(summary["last_ten_test_error"])
+        assert found == [str(folder), str(summary["epochs"]), train, test, ten]
     assert drawn == str(picture)
     assert_drawn(picture)
 
@@ -272,12 +345,12 @@ def test_compare_says_which_run_is_not_finished(run: Path, cli: Cli, tmp_path: P
     (begun / "recipe.toml").write_bytes((run / "recipe.toml").read_bytes())
     outcome = cli("compare", run, begun, "--out", tmp_path / "both.png")
     assert outcome.code == 0
-    assert outcome.out.splitlines()[2].split()[1:] == ["0", "not", "finished"]
+    assert outcome.out.splitlines()[3].split()[1:] == ["0", "not", "finished"]
     message = cli("compare", begun, "--out", tmp_path / "one.png").error
     assert message == "no run has a complete epoch yet, so there is nothing to draw"
     assert not (tmp_path / "one.png").exists()
     assert cli("show", begun).error == f"{begun}: no epoch is complete yet"
-    expected = f"{begun}: nothing is saved yet: let it train for an epoch"
+    expected = f"{begun}: there is no checkpoint, so no network can be tested"
     assert cli("evaluate", begun).error == expected
 
 
@@ -422,6 +495,44 @@ def test_damaged_file_of_a_run_is_named(
     shutil.copytree(run, folder)
     (folder / name).write_bytes(b"\xff{ damaged")
     assert cli(command, folder).error.startswith(f"{folder / name}: ")
+
+
+@pytest.mark.parametrize("command", ["show", "compare"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "{}"),
+        ("summary.json", "3"),
+        ("summary.json", '{"members": []}'),
+        ("metrics.jsonl", "3"),
+        ("metrics.jsonl", '{"epoch": 1}'),
+        ("metrics.jsonl", '{"train_error": [1, 1, 1, 1]}'),
+        ("metrics.jsonl", '{"epoch": 1, "train_error": [1, 1]}'),  # of two members, not four
+        ("metrics.jsonl", '{"epoch": 1, "train_error": [1, 1, 1, 1], "test_error": {"a": 1}}'),
+        ("metrics.jsonl", '{"epoch": 1, "train_error": [1, 1, 1, 1], "weight_norm": {"a": 1}}'),
+    ],
+)
+def test_incomplete_file_of_a_run_is_named(
+    name: str, content: str, command: str, run: Path, cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / name).write_text(content + "\n")
+    assert cli(command, folder).error.startswith(f"{folder / name}: damaged")
+
+
+@pytest.mark.parametrize("field", ["epochs", "members", "frozen", "wall_seconds", "machine"])
+def test_summary_that_lacks_a_field_is_named(
+    field: str, run: Path, cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    rest = {key: value for key, value in summary_of(run).items() if key != field}
+    (folder / "summary.json").write_text(json.dumps(rest))
+    message = f"{folder}/summary.json: damaged; resume the run to mend it"
+    assert cli("show", folder).error == message
+    assert cli("train", folder / "recipe.toml", "--out", folder, "--resume").code == 0
+    assert summary_of(folder)["members"] == summary_of(run)["members"]
 
 
 @pytest.mark.parametrize("steps", [0, -1])

@@ -44,8 +44,20 @@ def write(results: Results, name: str, test: Callable[[int, Member], float | Non
         record["weight_norm"] = {"synapses.1.weight": [epoch + m.seed for m in recipe.members()]}
         lines.append(json.dumps(record) + "\n")
     folder.write_text("metrics.jsonl", "".join(lines))
-    frozen = [{"member": i} for i, error in enumerate(errors) if error is None]
-    folder.write_json("summary.json", {"epochs": recipe.epochs, "frozen": frozen})
+    frozen = [
+        {"member": i, "epoch": 1, "place": "a layer"}
+        for i, error in enumerate(errors)
+        if error is None
+    ]
+    keys = ("final_test_error", "final_train_error", "last_ten_test_error")
+    summary = {
+        "epochs": recipe.epochs,
+        "members": [dict.fromkeys(keys, error) for error in errors],
+        "frozen": frozen,
+        "wall_seconds": 90.0,
+        "machine": {"processor": "a processor"},
+    }
+    folder.write_json("summary.json", summary)
 
 
 def dies_at(when: Callable[[Member], int | None]) -> Callable[[int, Member], float]:

@@ -64,9 +64,20 @@ def write(
             "metrics.jsonl", {"epoch": epoch, "train_error": half, "test_error": last}
         )
     if finished:
-        frozen = [{"member": i} for i, error in enumerate(last) if error is None]
-        summary = {"epochs": epochs or recipe.epochs, "frozen": frozen, "wall_seconds": 90.0}
-        folder.write_json("summary.json", {**summary, "machine": MACHINE})
+        frozen = [
+            {"member": i, "epoch": 1, "place": "a layer"}
+            for i, error in enumerate(last)
+            if error is None
+        ]
+        keys = ("final_test_error", "final_train_error", "last_ten_test_error")
+        summary = {
+            "epochs": epochs or recipe.epochs,
+            "members": [dict.fromkeys(keys, error) for error in last],
+            "frozen": frozen,
+            "wall_seconds": 90.0,
+            "machine": MACHINE,
+        }
+        folder.write_json("summary.json", summary)
     return folder
 
 

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import eqprop
 from eqprop.data import Dataset
+from eqprop.engines import native
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.training import Training
@@ -176,6 +177,17 @@ def test_summary_says_where_the_numbers_were_made(run: Path) -> None:
     assert summary["commit"] is None or (len(commit) == 40 and int(commit, 16))
     assert 0.01 < summary["wall_seconds"] < 100
     assert summary["engine"] == "ReferenceEngine"
+
+
+def test_summary_has_the_threads_of_an_engine_with_its_own(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_cores", lambda: 3)
+    small = RECIPE | {"train_samples": 20, "test_samples": 20, "epochs": 1}
+    words = ("train", "c-ep-1h", "--engine", "native", "--out", tmp_path / "run")
+    assert cli(*words, **small).code == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["engine"], summary["machine"]["threads"]) == ("NativeEngine", 3)
 
 
 def test_tensorboard_log_holds_every_number_of_the_metrics(

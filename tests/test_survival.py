@@ -706,6 +706,10 @@ def test_run_whose_members_are_all_frozen_ends_cleanly(cli: Cli, tmp_path: Path)
     assert again.code == 3
     message = cli("evaluate", out).error
     assert message == f"{out}: every member was frozen, so none can be tested"
+    shown = cli("show", out)
+    assert (shown.code, shown.err) == (0, "")
+    assert "last epoch unknown, " in shown.out
+    assert shown.out.endswith(f"health.png\nno confusion matrix: {message}\n")
 
 
 def test_member_that_diverges_only_when_tested_is_frozen_too(cli: Cli, tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from eqprop.paper import commands as paper
 from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
-from eqprop.runs.evaluation import Evaluation, evaluate, restore
+from eqprop.runs.evaluation import Evaluation, NothingToTest, evaluate, restore
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.training import Interrupted, Training, fitting, recipe_engine
@@ -123,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     show = add(
         "show",
         _show,
-        "Print and draw a run: errors (mean ± standard deviation over the members), confusion "
-        "matrix, residuals, saturation, norms and weight angles over time.",
+        "Print and draw a run: errors (mean ± standard deviation over the networks of a setting), "
+        "confusion matrix, residuals, saturation, norms and weight angles over time.",
     )
     show.add_argument("run", metavar="RUN", help="a run folder; the pictures are put there")
     _data_argument(show)
@@ -226,11 +227,12 @@ def _train(options: argparse.Namespace) -> int:
         )
         return INTERRUPTED
     picture = _drawn(lambda: figures.curves(folder))
-    error = summary["test_error"]
-    print(
-        f"test error {_mean_std(error)} over {error['members']} network(s), "
-        f"{summary['epochs']} epochs, {summary['wall_seconds']:.0f} s"
-    )
+    lines = {}
+    for label, chosen in figures.settings(training.members).items():
+        error = _finals(summary, chosen, "final_test_error")
+        known = len(error) - int(error.isnan().sum())
+        lines[label] = f"test error {_mean_std(error)} over {known} network(s)"
+    _print_settings(lines, f"{summary['epochs']} epochs, {summary['wall_seconds']:.0f} s")
     print(picture)
     if summary["frozen"]:
         print(
@@ -278,11 +280,28 @@ def _drawn(draw: Callable[[], Path]) -> str:
         return f"no curves: {error}"
 
 
-def _mean_std(statistics: dict[str, Any]) -> str:
-    if statistics["mean"] is None:
+def _finals(summary: dict[str, Any], chosen: list[int], key: str) -> torch.Tensor:
+    """An error of some members at the end of a run, NaN where one is frozen."""
+    values = [summary["members"][i][key] for i in chosen]
+    return torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float64)
+
+
+def _mean_std(values: torch.Tensor) -> str:
+    known = values[~values.isnan()]
+    if not len(known):
         return "unknown"
-    spread = "" if statistics["std"] is None else f" ± {statistics['std']:.2f}"
-    return f"{statistics['mean']:.2f}{spread} %"
+    spread = f" ± {known.std():.2f}" if len(known) > 1 else ""
+    return f"{known.mean():.2f}{spread} %"
+
+
+def _print_settings(lines: dict[str, str], shared: str) -> None:
+    """A line for each setting, then what they share; a single one has it on its own line."""
+    if len(lines) == 1:
+        print(*lines.values(), shared, sep=", ")
+        return
+    for label, line in lines.items():
+        print(f"{label}: {line}")
+    print(shared)
 
 
 def _evaluated(
@@ -318,41 +337,61 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    _check_device(options.device)
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet")
+    settings = figures.settings(recipe.members())
     print(f"{recipe.name}: {recipe.description}")
     print(f"{'epoch':>6} {'train error':>18} {'test error':>18}  unsettled")
-    shown = [m for m in metrics if m["epoch"] in _milestones(len(metrics))]
-    for record in shown:
-        row = [figures.series([record], key) for key in ("train_error", "test_error", "unsettled")]
-        print(
-            f"{record['epoch']:>6} {_spread(row[0]):>18} {_spread(row[1]):>18}"
-            f"  {100 * row[2].nanmean():.1f} %"
-        )
-    for name in metrics[0].get("weight_angle") or {}:
-        first, last = (figures.series([m], "weight_angle", name) for m in (metrics[0], metrics[-1]))
-        print(f"weight angle of {name}: {_degrees(first)} → {_degrees(last)}")
+    for label, chosen in settings.items():
+        if label:
+            print(label)
+        _show_epochs(metrics, chosen)
     if summary is not None:
-        last_ten = _mean_std(summary["last_ten_test_error"])
-        print(
-            f"last epoch {_mean_std(summary['test_error'])}, mean of the last ten {last_ten}, "
-            f"{summary['wall_seconds']:.0f} s on {summary['machine']['processor']}"
-        )
+        lines = {label: _last_epochs(summary, chosen) for label, chosen in settings.items()}
+        machine = summary["machine"]
+        place = machine.get("gpu") or machine["processor"]
+        _print_settings(lines, f"{summary['wall_seconds']:.0f} s on {place}")
         for entry in summary["frozen"]:
             print(
                 f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}"
             )
-    _, _, result = _evaluated(options, "test")
-    table = result.confusion.sum(0)
-    for path in (
-        figures.curves(folder),
-        figures.health(folder),
-        figures.confusion(folder, table),
-    ):
-        print(path)
+    try:
+        print(figures.curves(folder))
+        print(figures.health(folder))
+        _, _, result = _evaluated(options, "test")
+        print(figures.confusion(folder, result.confusion.sum(0)))
+    except figures.NoMatplotlib as error:
+        print(f"no pictures: {error}")
+    except NothingToTest as error:
+        print(f"no confusion matrix: {error}")
     return OK
+
+
+def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
+    """Errors and weight angles of some members over time."""
+
+    def at(record: dict[str, Any], key: str, name: str | None = None) -> torch.Tensor:
+        return figures.series([record], key, name)[0, chosen]
+
+    shown = [m for m in metrics if m["epoch"] in _milestones(len(metrics))]
+    for record in shown:
+        train, test = (_mean_std(at(record, key)) for key in ("train_error", "test_error"))
+        unsettled = 100 * at(record, "unsettled").nanmean()
+        print(f"{record['epoch']:>6} {train:>18} {test:>18}  {unsettled:.1f} %")
+    for name in metrics[0].get("weight_angle") or {}:
+        first, last = (at(m, "weight_angle", name).nanmean() for m in (metrics[0], metrics[-1]))
+        print(f"weight angle of {name}: {first:.1f}° → {last:.1f}°")
+
+
+def _last_epochs(summary: dict[str, Any], chosen: list[int]) -> str:
+    last = f"last epoch {_mean_std(_finals(summary, chosen, 'final_test_error'))}"
+    if summary["epochs"] < 10:
+        return last
+    ten = _mean_std(_finals(summary, chosen, "last_ten_test_error"))
+    return f"{last}, mean of the last ten {ten}"
 
 
 def _milestones(epochs: int) -> set[int]:
@@ -360,37 +399,42 @@ def _milestones(epochs: int) -> set[int]:
     return {1 + round(i * (epochs - 1) / 9) for i in range(10)}
 
 
-def _spread(values: torch.Tensor) -> str:
-    known = values[~values.isnan()]
-    spread = f" ± {known.std():.2f}" if len(known) > 1 else ""
-    return f"{known.mean():.2f}{spread} %"
-
-
-def _degrees(values: torch.Tensor) -> str:
-    return f"{values.nanmean():.1f}°"
-
-
 def _compare(options: argparse.Namespace) -> int:
     folders = [RunFolder.existing(run) for run in options.runs]
-    width = max(len(str(folder.path)) for folder in folders)
+    rows = [row for folder in folders for row in _compared(folder)]
+    width = max(len(name) for name, _ in rows)
     print(
         f"{'run':{width}}  epochs  {'train error':>16}  {'test error':>16}  {'last ten':>16}  time"
     )
-    for folder in folders:
-        summary = folder.summary()
-        if summary is None:
-            print(f"{folder.path!s:{width}}  {len(folder.metrics()):>6}  not finished")
-            continue
-        cells = (
-            _mean_std(summary[k]) for k in ("train_error", "test_error", "last_ten_test_error")
-        )
-        print(
-            f"{folder.path!s:{width}}  {summary['epochs']:>6}  "
-            + "  ".join(f"{cell:>16}" for cell in cells)
-            + f"  {summary['wall_seconds']:.0f} s"
-        )
-    print(figures.comparison(folders, Path(options.out)))
+    for name, cells in rows:
+        print(f"{name:{width}}  {cells}")
+    try:
+        print(figures.comparison(folders, Path(options.out)))
+    except figures.NoMatplotlib as error:
+        print(f"no picture: {error}")
     return OK
+
+
+def _compared(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """The name of each setting of a run, and its cells in the table."""
+    summary = folder.summary()
+    if summary is None:
+        yield str(folder.path), f"{len(folder.metrics()):>6}  not finished"
+        return
+    epochs = summary["epochs"]
+    for label, chosen in figures.settings(folder.recipe().members()).items():
+        cells = [
+            _mean_std(_finals(summary, chosen, key))
+            for key in ("final_train_error", "final_test_error", "last_ten_test_error")
+        ]
+        if epochs < 10:
+            cells[2] = "-"
+        yield (
+            f"{folder.path}, {label}" if label else str(folder.path),
+            f"{epochs:>6}  "
+            + "  ".join(f"{cell:>16}" for cell in cells)
+            + f"  {summary['wall_seconds']:.0f} s",
+        )
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -18,6 +18,10 @@ UNSETTLED = 1e-3  # a sample whose residual is above this has not settled
 SATURATED = 0.01  # share of the activation's range next to either bound
 
 
+class NothingToTest(UserError):
+    """A run without networks, saved or living."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What a split gives after the free phase alone, one value a member."""
@@ -100,10 +104,10 @@ def restore(folder: RunFolder) -> tuple[Recipe, Network, list[int]]:
     recipe = folder.recipe()
     saved = folder.load_checkpoint(recipe)
     if saved is None:
-        raise UserError(f"{folder.path}: nothing is saved yet: let it train for an epoch")
+        raise NothingToTest(f"{folder.path}: there is no checkpoint, so no network can be tested")
     living = list(saved["living"])
     if not living:
-        raise UserError(f"{folder.path}: every member was frozen, so none can be tested")
+        raise NothingToTest(f"{folder.path}: every member was frozen, so none can be tested")
     members = recipe.members()
     net = recipe.network([members[i] for i in living])
     net.load_state_dict(saved["parameters"])

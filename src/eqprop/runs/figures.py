@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Member, UserError
 
 
+class NoMatplotlib(UserError):
+    """Nothing can be drawn here, but all else can be done."""
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("figures need matplotlib: pip install 'eqprop[train]'") from None
+        raise NoMatplotlib("figures need matplotlib: pip install 'eqprop[train]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -37,20 +42,20 @@ def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None)
 
 def settings(members: Sequence[Member]) -> dict[str, list[int]]:
     """The members that differ in their seed alone, by what tells them from the others."""
-    varied = [
-        field
-        for field in ("beta", "angle", "learning_rates")
-        if len({getattr(member, field) for member in members}) > 1
+    written = [
+        (
+            f"β = {member.beta}",
+            f"Ψ = {member.angle:.12g}°",
+            f"η = ({', '.join(f'{rate:.12g}' for rate in member.learning_rates)})",
+        )
+        for member in members
     ]
+    varied = [len(set(field)) > 1 for field in zip(*written, strict=True)]
     groups: dict[str, list[int]] = {}
-    for i, member in enumerate(members):
-        label = ", ".join(f"{field} {_short(getattr(member, field))}" for field in varied)
+    for i, fields in enumerate(written):
+        label = ", ".join(itertools.compress(fields, varied))
         groups.setdefault(label, []).append(i)
     return groups
-
-
-def _short(value: object) -> str:
-    return "-".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value:g}"
 
 
 def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str, ls: str) -> None:
@@ -150,17 +155,19 @@ def confusion(folder: RunFolder, table: Tensor) -> Path:
 
 
 def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
-    """Test error over the epochs, one line a run."""
+    """Test error over the epochs, one line a setting of each run."""
     plt = _pyplot()
     if not any(folder.metrics() for folder in folders):
         raise UserError("no run has a complete epoch yet, so there is nothing to draw")
     figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
-    for colour, folder in enumerate(folders):
+    colours = itertools.count()
+    for folder in folders:
         metrics = folder.metrics()
-        if metrics:
-            epochs = [record["epoch"] for record in metrics]
-            values = series(metrics, "test_error")
-            _band(axis, epochs, values, f"C{colour}", folder.path.name, "-")
+        epochs = [record["epoch"] for record in metrics]
+        for label, chosen in settings(folder.recipe().members()).items() if metrics else ():
+            values = series(metrics, "test_error")[:, chosen]
+            name = ", ".join(filter(None, (folder.path.name, label)))
+            _band(axis, epochs, values, f"C{next(colours)}", name, "-")
     _error_axis(axis, "test error (%)")
     axis.legend(frameon=False)
     return _save(plt, figure, file)

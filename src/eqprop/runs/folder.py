@@ -29,6 +29,17 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe, UserError
 
 CHECKPOINT_FORMAT = 1
+TABLES = ("saturated", "weight_norm", "weight_angle")  # of the metrics: a list for each name
+ERROR = int | float | None
+SUMMARY = {
+    "epochs": int,
+    "members": [
+        {"final_test_error": ERROR, "final_train_error": ERROR, "last_ten_test_error": ERROR}
+    ],
+    "frozen": [{"member": int, "epoch": int, "place": str}],
+    "wall_seconds": int | float,
+    "machine": {"processor": str},
+}
 
 
 class RunFolder:
@@ -51,17 +62,31 @@ class RunFolder:
         return recipes.load(str(self.recipe_file))
 
     def metrics(self) -> list[dict[str, Any]]:
-        return self.read_lines("metrics.jsonl")
+        records = self.read_lines("metrics.jsonl")
+        members = self._members() if records and self.recipe_file.is_file() else None
+        for line, record in enumerate(records, start=1):
+            if not _is_epoch(record, members):
+                raise UserError(
+                    f"{self.path / 'metrics.jsonl'}: damaged: line {line} is incomplete, or of "
+                    "another recipe"
+                )
+        return records
 
     def summary(self) -> dict[str, Any] | None:
         file = self.path / "summary.json"
         if not file.is_file():
             return None
         try:
-            loaded: dict[str, Any] = json.loads(file.read_bytes())
+            loaded = json.loads(file.read_bytes())
         except ValueError:
-            raise UserError(f"{file}: damaged; resume the run to mend it") from None
-        return loaded
+            loaded = None
+        if not _fits(loaded, SUMMARY) or len(loaded["members"]) != self._members():
+            raise UserError(f"{file}: damaged; resume the run to mend it")
+        summary: dict[str, Any] = loaded
+        return summary
+
+    def _members(self) -> int:
+        return len(self.recipe().members())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -203,6 +228,29 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value has the type of a shape; a dict, its keys; a list, items of its one."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(
+            key in value and _fits(value[key], inner) for key, inner in shape.items()
+        )
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
+    return isinstance(value, shape)
+
+
+def _is_epoch(record: Any, members: int | None) -> bool:
+    """Whether a line of the metrics has its epoch and, of each quantity, a value a member."""
+    if not _fits(record, {"epoch": int, "train_error": [ERROR]}):
+        return False
+    width = len(record["train_error"]) if members is None else members
+    for key, value in record.items():
+        lists = value.values() if key in TABLES and isinstance(value, dict) else [value]
+        if key != "epoch" and not all(_fits(v, [ERROR]) and len(v) == width for v in lists):
+            return False
+    return True
 
 
 def _number(line: bytes, key: str) -> float:

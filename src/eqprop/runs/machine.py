@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 
 
-def describe(device: str) -> dict[str, object]:
+def describe(device: str, threads: int | None = None) -> dict[str, object]:
+    """`threads`: those of an engine that has its own; by default PyTorch's."""
     import eqprop
 
     machine: dict[str, object] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,
     }

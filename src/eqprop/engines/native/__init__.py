@@ -127,7 +127,7 @@ class NativeEngine(Engine):
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.problem_bytes.restype = ctypes.c_size_t
         assert self._library.problem_bytes() == ctypes.sizeof(_Problem)
-        self._threads = threads or _cores()
+        self.threads = threads or _cores()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._failed = torch.zeros(math.prod(model.ensemble), dtype=torch.int32)
         self._before = [torch.empty_like(parameter) for parameter in model.parameters()]
@@ -147,7 +147,7 @@ class NativeEngine(Engine):
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance
         rescale = rule.rescale if isinstance(rule, Continual) else None
         p.rescale = 1.0 if rescale is None else rescale
-        p.threads = self._threads
+        p.threads = self.threads
         for k in range(p.layers):
             for field, target in (
                 ("weight", p.rate),
