@@ -10,7 +10,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -388,10 +387,9 @@ def test_networks_come_back_from_a_run(out: Path) -> None:
         assert torch.equal(value, saved["parameters"][name])
 
 
-def test_nobody_has_to_read_what_a_run_prints(out: Path, tmp_path: Path) -> None:
+def test_nobody_has_to_read_what_a_run_prints(spawn: Cli, out: Path) -> None:
     """`eqprop train ... | head -1`: the run ends as it would have."""
-    words = [sys.executable, "-m", "eqprop", "train", str(out / "recipe.toml"), "--epochs", "6"]
-    run = subprocess.Popen([*words, "--resume"], stdout=subprocess.PIPE)
+    run = spawn("train", out / "recipe.toml", "--epochs", 6, "--resume")
     assert run.stdout is not None
     run.stdout.close()
     assert run.wait(timeout=120) == 0
@@ -548,11 +546,13 @@ def test_checkpoint_of_a_later_format_is_refused(cli: Cli, out: Path) -> None:
     assert resumed(cli, out).error == f"{last}: written in format 99, not known here"
 
 
-def test_run_without_any_checkpoint_starts_from_the_beginning(
+def test_run_that_died_before_its_first_checkpoint_starts_from_the_beginning(
     cli: Cli, out: Path, straight: Path
 ) -> None:
-    for name in ("last.ckpt", "previous.ckpt"):
-        (out / "checkpoints" / name).unlink()
+    for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "summary.json"):
+        (out / name).unlink()
+    metrics = out / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes().splitlines(keepends=True)[0])
     assert resumed(cli, out).code == 0
     assert_equals(out, straight)
 

@@ -25,6 +25,7 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
 from eqprop.runs.evaluation import Evaluation, NothingToTest, evaluate, restore
 from eqprop.runs.folder import RunFolder
+from eqprop.runs.progress import say
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.training import Interrupted, Training, fitting, recipe_engine
 from eqprop.seeds import generator
@@ -216,7 +217,7 @@ def _train(options: argparse.Namespace) -> int:
         angles_every=options.angles_every,
     )
     if not options.out:
-        print(f"in {folder.path}", flush=True)
+        say(f"in {folder.path}", sys.stdout)
     try:
         summary = session.train(training, options.resume)
     except Interrupted:
@@ -254,8 +255,8 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
     taken = [path for path in numbered if path.exists()]
     if options.resume:
         known = [path for path in taken if RunFolder(path).recipe_file.is_file()]
-        fitting_ = [path for path in known if not RunFolder(path).recipe().differences(recipe)]
-        return (fitting_ or taken or [base])[-1]
+        same = [path for path in known if not RunFolder(path).recipe().differences(recipe)]
+        return (same or taken or [base])[-1]
     return next(path for path in numbered if path not in taken)
 
 
@@ -358,15 +359,18 @@ def _show(options: argparse.Namespace) -> int:
             print(
                 f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}"
             )
+    tested: Evaluation | None = None
+    try:
+        _, _, tested = _evaluated(options, "test")
+    except NothingToTest as error:
+        print(f"no confusion matrix: {error}")
     try:
         print(figures.curves(folder))
         print(figures.health(folder))
-        _, _, result = _evaluated(options, "test")
-        print(figures.confusion(folder, result.confusion.sum(0)))
+        if tested is not None:
+            print(figures.confusion(folder, tested.confusion.sum(0)))
     except figures.NoMatplotlib as error:
         print(f"no pictures: {error}")
-    except NothingToTest as error:
-        print(f"no confusion matrix: {error}")
     return OK
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -106,11 +106,15 @@ class Progress:
             self._say(f"no more TensorBoard logs: {error}")
 
     def _say(self, line: str) -> None:
-        try:
-            tqdm.write(line, file=sys.stderr if self._terminal else sys.stdout)
-            sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads any more: no reason to stop
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(line, sys.stderr if self._terminal else sys.stdout)
+
+
+def say(line: str, file: TextIO) -> None:
+    try:
+        tqdm.write(line, file=file)
+        file.flush()
+    except BrokenPipeError:  # nobody reads any more: no reason to stop
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
