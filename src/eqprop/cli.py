@@ -359,15 +359,17 @@ def _show(options: argparse.Namespace) -> int:
             print(
                 f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}"
             )
-    tested: Evaluation | None = None
+    tested: Evaluation | NothingToTest
     try:
         _, _, tested = _evaluated(options, "test")
     except NothingToTest as error:
-        print(f"no confusion matrix: {error}")
+        tested = error
     try:
         print(figures.curves(folder))
         print(figures.health(folder))
-        if tested is not None:
+        if isinstance(tested, NothingToTest):
+            print(f"no confusion matrix: {tested}")
+        else:
             print(figures.confusion(folder, tested.confusion.sum(0)))
     except figures.NoMatplotlib as error:
         print(f"no pictures: {error}")
