@@ -1,8 +1,9 @@
 /* Enough of CUDA to run a kernel of engines/persistent on a CPU, cluster by cluster.
 
    A thread of the kernel is a fiber: it runs until it has to wait for others. So there are no
-   data races to crash on, but what a kernel forgets to wait for shows as a wrong result in one of
-   two orders, threads first to last or last to first. Shared memory starts as NaN. */
+   data races to crash on, but much of what a kernel forgets to wait for shows as a wrong result:
+   threads run first to last or last to first, some warps are held back for a while, and shared
+   memory starts as NaN. Fences and copies in the background are at once what they will be. */
 
 #include <ucontext.h>
 
@@ -235,18 +236,25 @@ static int run_cluster(int first_block, int threads, size_t bytes, void (*kernel
         f.context.uc_link = &scheduler;
         makecontext(&f.context, start, 0);
     }
+    /* some warps in a row are left waiting for a while, then others */
+    size_t warps = fibers.size() / 32, first = 0, held = 0, rounds = 0;
+    unsigned chance = 1;
+    auto random = [&](size_t n) { return (size_t)((chance = chance * 1664525u + 1013904223u) >> 8) % n; };
     for (size_t left = fibers.size(); left;) {
+        if (rounds-- == 0) first = random(warps), held = random(warps), rounds = random(40);
         long before = happened;
         for (size_t k = 0; k < fibers.size(); k++) {
             Fiber &f = fibers[backwards ? fibers.size() - 1 - k : k];
-            if (f.done) continue;
+            size_t warp = (&f - &fibers[0]) / 32;
+            if (f.done || (warp + warps - first) % warps < held) continue;
             current = &f;
             threadIdx.x = f.thread;
             blockIdx.x = first_block + f.block;
             swapcontext(&scheduler, &f.context);
             left -= f.done;
         }
-        if (happened == before) return 0;
+        if (happened == before && !held) return 0;
+        if (happened == before) held = 0;
     }
     return 1;
 }
