@@ -341,9 +341,7 @@ def test_a_minibatch_that_does_not_fit_goes_to_the_captured_graph_which_is_said_
     fast.model.cpu()
     assert distance(slow, fast) <= 1e-12
     with pytest.raises(ValueError, match="batch of more than 40"):
-        build_pair("C-EP", device, sizes, 2, 2)[1].step(
-            *(v.to(place(device)) for v in minibatch(0, sizes, 2, 41))
-        )
+        build_pair("C-EP", device, sizes, 2, 2)[1].prepare(41)
 
 
 def test_a_network_it_cannot_hold_is_named():

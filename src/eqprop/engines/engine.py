@@ -55,6 +55,9 @@ class Engine(ABC):
             made, found = (f"{dtype} on {device}" for dtype, device in (self._made_for, now))
             raise ValueError(f"the engine was made for {made}, the model is {found}: make another")
 
+    def prepare(self, batch: int) -> None:
+        """Whatever minibatches of a size need: what is wrong with it is known before the first."""
+
     @abstractmethod
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         """Learn from one minibatch; return the output of the free phase, [*ensemble, batch, n].

@@ -371,7 +371,11 @@ def recipe_engine(
     """The engine that trains these members of a recipe."""
     rule, rates = recipe.learning_rule(members), recipe.rates(members)
     try:
-        return make_engine(net, rule, rates, kind, cost=cost, frozen=recipe.frozen, threads=threads)
+        engine = make_engine(
+            net, rule, rates, kind, cost=cost, frozen=recipe.frozen, threads=threads
+        )
+        engine.prepare(recipe.batch)
+        return engine
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -207,6 +207,9 @@ class PersistentEngine(Engine):
             constants["PROFILE"] = 1
         return constants
 
+    def prepare(self, batch: int) -> None:
+        self._instead(batch)
+
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
