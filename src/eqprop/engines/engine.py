@@ -55,7 +55,7 @@ class Engine(ABC):
             made, found = (f"{dtype} on {device}" for dtype, device in (self._made_for, now))
             raise ValueError(f"the engine was made for {made}, the model is {found}: make another")
 
-    def prepare(self, batch: int) -> None:
+    def prepare(self, batch: int) -> None:  # noqa: B027 (most need nothing)
         """Whatever minibatches of a size need: what is wrong with it is known before the first."""
 
     @abstractmethod
