@@ -46,7 +46,7 @@ CASES = [
     *(
         pytest.param(rule, "cuda", *shape, marks=needs_gpu)
         for rule in RULES
-        for shape in SHAPES[:7]
+        for shape in (*SHAPES[:7], *SHAPES[9:11])
     ),
     *((rule, "naive", *shape) for rule in RULES for shape in (SMALL, SHAPES[2])),
     *((rule, "naive", (5, 8, 7, 6, 3), 7, 2, 1) for rule in RULES),
@@ -334,12 +334,12 @@ def test_a_minibatch_that_does_not_fit_goes_to_the_captured_graph_which_is_said_
     for batch in (41, 7, 41):
         last = slow.step(*minibatch(batch, sizes, 2, batch))
     assert torch.equal(counts.wrong.cpu(), expected.wrong)
-    torch.testing.assert_close(output.cpu(), last, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output.cpu(), last, rtol=0, atol=1e-11)
     torch.testing.assert_close(
-        auto.relaxation.state[0].cpu(), slow.relaxation.state[0], rtol=0, atol=1e-12
+        auto.relaxation.state[0].cpu(), slow.relaxation.state[0], rtol=0, atol=1e-11
     )
     fast.model.cpu()
-    assert distance(slow, fast) <= 1e-12
+    assert distance(slow, fast) <= 1e-11
     with pytest.raises(ValueError, match="batch of more than 40"):
         build_pair("C-EP", device, sizes, 2, 2)[1].prepare(41)
 
