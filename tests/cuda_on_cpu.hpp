@@ -5,6 +5,7 @@
    threads run first to last or last to first, some warps are held back for a while, and shared
    memory starts as NaN. Fences and copies in the background are at once what they will be. */
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -39,18 +40,21 @@ struct Block : Crowd {
     std::vector<Warp> warps;
 };
 struct Fiber {
-    ucontext_t context;
+    ucontext_t beginning;
+    jmp_buf place; /* where it was left: a jump, unlike a change of context, asks nothing of the kernel */
     std::unique_ptr<char[]> stack;
     int block, thread;
-    bool done = false;
+    bool begun = false, done = false;
 };
 static std::vector<Block> blocks;
 static Crowd cluster;
 static Fiber *current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static long happened; /* grows whenever somebody who waits may go on */
 
-static void let_others_run() { swapcontext(&current->context, &scheduler); }
+static void let_others_run() {
+    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
 static Block &block() { return blocks[current->block]; }
 static Warp &warp() { return block().warps[current->thread / 32]; }
 static int lane() { return current->thread % 32; }
@@ -208,7 +212,14 @@ static void start() {
     body();
     current->done = true;
     happened++;
-    swapcontext(&current->context, &scheduler);
+    _longjmp(scheduler, 1);
+}
+
+static void resume(Fiber &f) {
+    if (_setjmp(scheduler)) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    setcontext(&f.beginning);
 }
 
 /* Every thread of a cluster calls `kernel`; 0 if they wait for each other for ever. */
@@ -230,18 +241,17 @@ static int run_cluster(int first_block, int threads, size_t bytes, void (*kernel
         f.block = i / threads;
         f.thread = i % threads;
         f.stack.reset(new char[stack]);
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.get();
-        f.context.uc_stack.ss_size = stack;
-        f.context.uc_link = &scheduler;
-        makecontext(&f.context, start, 0);
+        getcontext(&f.beginning);
+        f.beginning.uc_stack.ss_sp = f.stack.get();
+        f.beginning.uc_stack.ss_size = stack;
+        makecontext(&f.beginning, start, 0);
     }
     /* some warps in a row are left waiting for a while, then others */
-    size_t warps = fibers.size() / 32, first = 0, held = 0, rounds = 0;
+    size_t warps = fibers.size() / 32, first = 0, held = 0, rounds = 0, idle = 0;
     unsigned chance = 1;
     auto random = [&](size_t n) { return (size_t)((chance = chance * 1664525u + 1013904223u) >> 8) % n; };
     for (size_t left = fibers.size(); left;) {
-        if (rounds-- == 0) first = random(warps), held = random(warps), rounds = random(40);
+        if (!idle && rounds-- == 0) first = random(warps), held = random(warps), rounds = random(12);
         long before = happened;
         for (size_t k = 0; k < fibers.size(); k++) {
             Fiber &f = fibers[backwards ? fibers.size() - 1 - k : k];
@@ -250,11 +260,12 @@ static int run_cluster(int first_block, int threads, size_t bytes, void (*kernel
             current = &f;
             threadIdx.x = f.thread;
             blockIdx.x = first_block + f.block;
-            swapcontext(&scheduler, &f.context);
+            resume(f);
             left -= f.done;
         }
-        if (happened == before && !held) return 0;
-        if (happened == before) held = 0;
+        idle = happened == before ? idle + 1 : 0;
+        if (idle) held = 0;
+        if (idle > 20) return 0;
     }
     return 1;
 }

@@ -43,7 +43,7 @@ def _library(sources: tuple[str, ...], constants: tuple[tuple[str, int], ...]) -
     source.write_text(DRIVER.format(includes="\n".join(includes)))
     flags = [f"-D{name}={value}" for name, value in constants]
     folders = [f"-I{HERE}", f"-I{FOLDER}"]
-    command = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *folders, *flags]
+    command = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", *folders, *flags]
     subprocess.run([COMPILER, *command, "-o", str(binary), str(source)], check=True)
     return ctypes.CDLL(str(binary))
 
