@@ -203,7 +203,7 @@ def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, ba
         pairs = zip(engine.model.parameters(), exact.model.parameters(), strict=True)
         for p, q in pairs:
             p.data.copy_(q)
-    for m in range(5 if device == "cuda" else 2):
+    for m in range(5 if device == "cuda" else 1 if batch == 20 else 2):
         x, y = minibatch(m, sizes, 2, batch)
         exact.step(x, y)
         slow.step(x.float(), y.float())
