@@ -20,6 +20,7 @@ from eqprop.paper.item import Order, Results, Row
 from eqprop.paper.published import ANGLES
 from eqprop.paper.training import RUNS
 from eqprop.runs.recipe import Member, UserError
+from tests.test_paper_training import summary_of
 
 (STORY,) = story.ITEMS
 NAN = math.nan
@@ -44,20 +45,7 @@ def write(results: Results, name: str, test: Callable[[int, Member], float | Non
         record["weight_norm"] = {"synapses.1.weight": [epoch + m.seed for m in recipe.members()]}
         lines.append(json.dumps(record) + "\n")
     folder.write_text("metrics.jsonl", "".join(lines))
-    frozen = [
-        {"member": i, "epoch": 1, "place": "a layer"}
-        for i, error in enumerate(errors)
-        if error is None
-    ]
-    keys = ("final_test_error", "final_train_error", "last_ten_test_error")
-    summary = {
-        "epochs": recipe.epochs,
-        "members": [dict.fromkeys(keys, error) for error in errors],
-        "frozen": frozen,
-        "wall_seconds": 90.0,
-        "machine": {"processor": "a processor"},
-    }
-    folder.write_json("summary.json", summary)
+    folder.write_json("summary.json", summary_of(recipe.epochs, errors))
 
 
 def dies_at(when: Callable[[Member], int | None]) -> Callable[[int, Member], float]:

@@ -64,21 +64,21 @@ def write(
             "metrics.jsonl", {"epoch": epoch, "train_error": half, "test_error": last}
         )
     if finished:
-        frozen = [
-            {"member": i, "epoch": 1, "place": "a layer"}
-            for i, error in enumerate(last)
-            if error is None
-        ]
-        keys = ("final_test_error", "final_train_error", "last_ten_test_error")
-        summary = {
-            "epochs": epochs or recipe.epochs,
-            "members": [dict.fromkeys(keys, error) for error in last],
-            "frozen": frozen,
-            "wall_seconds": 90.0,
-            "machine": MACHINE,
-        }
-        folder.write_json("summary.json", summary)
+        folder.write_json("summary.json", summary_of(epochs or recipe.epochs, last))
     return folder
+
+
+def summary_of(epochs: int, last: list[float | None]) -> dict[str, Any]:
+    """What a run says at its end, given the errors of its last epoch."""
+    keys = ("final_test_error", "final_train_error", "last_ten_test_error")
+    gone = [i for i, error in enumerate(last) if error is None]
+    return {
+        "epochs": epochs,
+        "members": [dict.fromkeys(keys, error) for error in last],
+        "frozen": [{"member": i, "epoch": 1, "place": "a layer"} for i in gone],
+        "wall_seconds": 90.0,
+        "machine": MACHINE,
+    }
 
 
 def around(mean: float, spread: float = 0.1) -> Test:

@@ -160,9 +160,11 @@ def check_finite(model: Model, s: State, step: int, phase: str) -> None:
             raise NonFiniteState(name, step, phase, ~finite.all(-1).all(-1))
 
 
-def check_steps(name: str, steps: int) -> None:
+def check_steps(name: str, steps: int, in_turn: bool = False) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"{name} must be a positive integer, not {steps!r}")
+    if in_turn and steps < 2:
+        raise ValueError(f"{name} must be 2 at least with in_turn, not {steps}")
 
 
 def check_tolerance(tolerance: float | None) -> None:

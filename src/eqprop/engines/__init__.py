@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eqprop.costs import Cost, SquaredError
+from eqprop.dynamics import check_steps
 from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
@@ -54,8 +55,7 @@ def make_engine(
     assert isinstance(model, Network)
     assert isinstance(rule, TwoPhase)
     assert isinstance(cost, SquaredError)
-    if rule.in_turn and rule.free_steps < 2:
-        raise ValueError(f"free_steps must be 2 at least with in_turn, not {rule.free_steps}")
+    check_steps("free_steps", rule.free_steps, rule.in_turn)
     device = next(model.parameters()).device.type
     if kind == "native" or (kind == "auto" and device == "cpu"):
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost
+from eqprop.costs import Cost, SquaredError
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
 from eqprop.model import Model
@@ -33,6 +33,7 @@ class Counts:
 class Engine(ABC):
     """Trains one model in place. `relaxation` is the free phase of the latest minibatch."""
 
+    threads: int | None = None  # of its own, where it has some
     chunk = 1  # how many minibatches it likes to be given at once
     relaxes = 1000  # how many samples it likes to relax at once
 
@@ -77,10 +78,15 @@ class Engine(ABC):
     def check_relax(self, x: Tensor, free_steps: int) -> None:
         self.check_model()
         self.model.check_input(x)
-        check_steps("free_steps", free_steps)
-        groups = 2 if isinstance(self.rule, (TwoPhase, RBP)) and self.rule.in_turn else 1
-        if free_steps < groups:
-            raise ValueError(f"free_steps must be {groups} at least with in_turn, not {free_steps}")
+        in_turn = isinstance(self.rule, (TwoPhase, RBP)) and self.rule.in_turn
+        check_steps("free_steps", free_steps, in_turn)
+
+    def check_step(self, x: Tensor, y: Tensor) -> None:
+        self.check_model()
+        self.model.check_input(x)
+        self.model.check_target(x, y)
+        if isinstance(self.cost, SquaredError):
+            self.cost.check((x.shape[-2], self.model.layer_sizes[-1]), y)
 
     def targets(self, y: Tensor) -> Tensor:
         """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
@@ -97,7 +103,7 @@ class Engine(ABC):
         """
         index = self.check_run(split, index, signs)
         counts = None
-        with self.restoring():
+        with self.restoring() if len(index) > 1 else nullcontext():  # one step restores itself
             for m in range(len(index)):
                 x, y = split.batch(index[m], self.model.dtype)
                 output = self.step(x, y, None if signs is None else signs[m])
@@ -109,6 +115,7 @@ class Engine(ABC):
 
     def check_run(self, split: Split, index: Tensor, signs: Tensor | None) -> Tensor:
         """The minibatches [M, *ensemble, batch], also where all members are given the same."""
+        self.check_model()
         net, shape = self.model, list(index.shape)
         if index.ndim < 2 or index.shape[1:-1] not in ((), net.ensemble) or index.numel() == 0:
             members = "".join(f"{n}, " for n in net.ensemble)

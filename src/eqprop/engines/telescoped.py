@@ -51,10 +51,7 @@ class TelescopedEngine(Engine):
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
         assert isinstance(self.cost, SquaredError)
-        self.check_model()
-        net.check_input(x)
-        net.check_target(x, y)
-        self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
+        self.check_step(x, y)
         sign = self.draw_sign() if sign is None else sign
         with self.restoring() as before:
             minibatch = self._minibatch(x.shape[-2])
@@ -68,7 +65,6 @@ class TelescopedEngine(Engine):
         return net.output(self.relaxation.state)
 
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        self.check_model()
         index = self.check_run(split, index, signs)
         signs = self.draw_signs(len(index)) if signs is None else signs
         if len(index) == 1 or split.classes != self.model.layer_sizes[-1]:
@@ -368,9 +364,9 @@ class _Minibatch:
                 for k, w in enumerate(self.forward_weight)
             ]
         keep_totals = self.vector_field and (isinstance(self.rule, VF) or self.inside != 1.0)
-        kept = slice(1, None if keep_totals else 1)
-        total_f = [torch.zeros_like(w) for w in self.forward_weight[kept]]
-        total_b = [torch.zeros_like(w) for w in self.backward_weight[kept]]
+        kept = range(1, self.L) if keep_totals else ()
+        total_f = [torch.zeros_like(self.forward_weight[k]) for k in kept]
+        total_b = [torch.zeros_like(self.backward_weight[k]) for k in kept]
         for _ in range(self.rule.nudged_steps):
             s_next = []
             for k in range(self.L):

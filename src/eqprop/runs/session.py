@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from eqprop.engines import NativeEngine
 from eqprop.runs.progress import Progress
 from eqprop.runs.training import Training
 
@@ -17,7 +16,7 @@ def train(training: Training, resume: bool) -> dict[str, Any]:
     Ctrl-C and SIGTERM save and raise `Interrupted`.
     """
     recipe, folder = training.recipe, training.folder
-    if isinstance(training.engine, NativeEngine):
+    if training.engine.threads:
         torch.set_num_threads(1)  # PyTorch's own would only be in the way of the engine's
     with folder.locked():
         folder.check(recipe, resume)  # once more, now that nobody else can change it

@@ -20,7 +20,7 @@ from eqprop.analysis import angle, total_update
 from eqprop.costs import Cost, SquaredError
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite, NotSettled
-from eqprop.engines import Engine, NativeEngine, make_engine, resolve_rates
+from eqprop.engines import Engine, make_engine, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
@@ -92,8 +92,8 @@ class Training:
         self.frozen: list[dict[str, Any]] = []
         self.net = recipe.network(self.members).to(device)
         self.engine = self._make_engine()
-        own = self.engine.threads if isinstance(self.engine, NativeEngine) else None
-        self.where = machine.describe(device, own)  # now: the sources may change in a long run
+        # now: the sources may change during a long run
+        self.where = machine.describe(device, self.engine.threads)
         self.at = self._fresh_position()
         self._saved_at = self._save_took = 0.0
         self.watcher: Watcher

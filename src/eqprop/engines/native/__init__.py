@@ -130,7 +130,6 @@ class NativeEngine(Engine):
         self.threads = threads or _cores()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._failed = torch.zeros(math.prod(model.ensemble), dtype=torch.int32)
-        self._before = [torch.empty_like(parameter) for parameter in model.parameters()]
         self._columns: list[Tensor] = []  # keeps what the problem points to alive
         self._problem = self._describe(model, rule)
 
@@ -168,10 +167,7 @@ class NativeEngine(Engine):
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        self.check_model()
-        net.check_input(x)
-        net.check_target(x, y)
-        self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
+        self.check_step(x, y)
         sign = self.draw_sign() if sign is None else sign
         beta = self.betas(sign)
         targets = self.targets(y)
@@ -204,14 +200,11 @@ class NativeEngine(Engine):
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        self.check_model()
         index = self.check_run(split, index, signs)
         if split.classes != net.layer_sizes[-1]:
             return super().run(split, index, signs)  # which says what is wrong
         signs = self.draw_signs(len(index)) if signs is None else signs
         beta = self.all_betas(len(index), signs).contiguous()
-        for kept, parameter in zip(self._before, net.parameters(), strict=True):
-            kept.copy_(parameter)
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         pixel = net.input_activation(bytes_).contiguous()
         index, images, labels = (
@@ -221,10 +214,11 @@ class NativeEngine(Engine):
         p.images, p.labels, p.index = images.data_ptr(), labels.data_ptr(), index.data_ptr()
         p.pixel, p.beta, p.minibatches = pixel.data_ptr(), beta.data_ptr(), len(index)
         p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
-        relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
-        if relaxation is None:
-            self.restore(self._before)
-            return super().run(split, index, signs)  # one at a time, which raises where it fails
+        with self.restoring() as before:
+            relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
+            if relaxation is None:
+                self.restore(before)
+                return super().run(split, index, signs)  # one at a time: it raises where it fails
         self.relaxation = relaxation
         warn_unless_settled(relaxation)
         return Counts(*(count.reshape(net.ensemble) for count in counts))

@@ -214,10 +214,7 @@ class PersistentEngine(Engine):
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        self.check_model()
-        net.check_input(x)
-        net.check_target(x, y)
-        self.cost.check((x.shape[-2], net.layer_sizes[-1]), y)
+        self.check_step(x, y)
         sign = self.draw_sign() if sign is None else sign
         if (slower := self._instead(x.shape[-2])) is not None:
             output = slower.step(x, y, sign)
@@ -242,7 +239,6 @@ class PersistentEngine(Engine):
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        self.check_model()
         index = self.check_run(split, index, signs)
         if split.classes != net.layer_sizes[-1]:
             return super().run(split, index, signs)  # which says what is wrong
