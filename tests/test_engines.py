@@ -501,6 +501,25 @@ def test_what_stops_a_run_half_way_leaves_the_parameters_as_they_were(monkeypatc
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
 
 
+@needs_compiler
+def test_a_compiled_run_that_is_stopped_leaves_the_parameters_as_they_were(monkeypatch):
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
+    engine = eqprop.make_engine(net, rule, 0.1, "native")
+    split = Split(torch.arange(54, dtype=torch.uint8).reshape(9, 6), torch.zeros(9).byte(), 4)
+    before, call = [p.clone() for p in net.parameters()], engine._call
+
+    def stopped(*arguments):
+        call(*arguments)
+        assert not torch.equal(net.synapses[0].weight, before[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_call", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(split, torch.randint(9, (4, 2, 5)))
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+
+
 def test_a_parameter_in_another_place_is_not_looked_for_in_the_old_one():
     net = eqprop.layered(6, 9, 4, ensemble=2)
     rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=3)
