@@ -17,6 +17,7 @@ from eqprop.activations import ACTIVATIONS
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
 from eqprop.synapses import INITS
+from eqprop.update_slope import UpdateSlope
 
 # Table table-hyp-training of the paper: T, K, β, random β, epochs, learning rates input → output.
 TABLE = {
@@ -176,7 +177,7 @@ def test_a_name_may_be_anything_that_a_folder_can_be_called(name: str) -> None:
 def test_every_field_and_every_choice_is_documented() -> None:
     text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
     table = text.partition("| field | meaning |")[2].partition("\n\n")[0]
-    choices = (*recipes.RULES, *recipes.TIMES, *ACTIVATIONS, *INITS)
+    choices = (*recipes.RULES, *recipes.TIMES, *ACTIVATIONS, *INITS, *UpdateSlope)
     words = [*(f'`"{choice}"`' for choice in choices), *(f"`{f.name}`" for f in fields(Recipe))]
     assert [word for word in words if word not in table] == []
 

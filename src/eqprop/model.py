@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from eqprop.update_slope import UpdateSlope
+
 State = tuple[Tensor, ...]
 Parameters = dict[str, Tensor]  # by name, as in named_parameters()
 Held = dict[int, Tensor]  # the drive on each layer that the input alone gives
@@ -48,8 +50,21 @@ class Model(nn.Module, ABC):
         """∂Φ/∂θ at (x, s, θ), mean over the batch. An error where the model has no Φ."""
 
     @abstractmethod
-    def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
-        """(∂F/∂θ)ᵀ·ds at (x, s, θ), mean over the batch."""
+    def vector_field_gradient(
+        self, x: Tensor, s: State, ds: State, update_slope: str = UpdateSlope.NONE
+    ) -> Gradients:
+        """(∂F/∂θ)ᵀ·ds at (x, s, θ), mean over the batch.
+
+        `update_slope` says which σ′ of a discrete-time network it carries.
+        """
+
+    def check_update_slope(self, update_slope: str) -> None:
+        """Raise where the model has no σ′ to choose."""
+        if update_slope != UpdateSlope.NONE:
+            raise ValueError(
+                f"update_slope '{update_slope}' needs a Network in discrete time: "
+                f"a {type(self).__name__} derives ∂F/∂θ exactly; leave it at 'none'"
+            )
 
     @abstractmethod
     def split(self) -> tuple[tuple[int, ...], ...]:

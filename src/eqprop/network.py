@@ -16,6 +16,7 @@ from eqprop.model import Gradients, Held, Model, State, check_ensemble, mean_ove
 from eqprop.seeds import member_seeds
 from eqprop.synapses import INPUT, Dense, Init, Synapses
 from eqprop.timesteps import Discrete, RealTime, Timesteps
+from eqprop.update_slope import UpdateSlope
 
 
 @dataclass(frozen=True)
@@ -193,19 +194,41 @@ class Network(Model):
                 summed[f"{name}.{field}"] = self.time.epsilon * gradient
         return mean_over_batch(summed, s[-1].shape[-2])
 
-    def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
-        driven = tuple(  # ds pulled back to the drives
+    def vector_field_gradient(
+        self, x: Tensor, s: State, ds: State, update_slope: str = UpdateSlope.NONE
+    ) -> Gradients:
+        self.check_update_slope(update_slope)
+        driven = self._pulled_back(x, s, ds, update_slope)
+        summed: Gradients = {}
+        for name, synapse, pre, post, i, j in self._joined(x, s):
+            d_pre, d_post = None if i is None else driven[i], driven[j]
+            if update_slope == UpdateSlope.OWN:
+                d_post = d_post * self.activations[j].slope(synapse.forward_drive(pre))
+                if i is not None and d_pre is not None and i != j:
+                    d_pre = d_pre * self.activations[i].slope(synapse.backward_drive(post))
+            for field, gradient in synapse.vector_field_gradient(pre, post, d_pre, d_post).items():
+                summed[f"{name}.{field}"] = gradient
+        return mean_over_batch(summed, s[-1].shape[-2])
+
+    def _pulled_back(self, x: Tensor, s: State, ds: State, update_slope: str) -> State:
+        """ds pulled back to the drive of each layer; a synapse's own σ′ is left to the synapse."""
+        if update_slope == UpdateSlope.FULL:
+            rates, held = self._rates(s), self.hold(x)
+            return tuple(
+                sigma.slope(self._drive(i, rates, held)) * ds[i]
+                for i, sigma in enumerate(self.activations)
+            )
+        return tuple(
             self.time.gain(sigma, s[i], self._is_output(i)) * ds[i]
             for i, sigma in enumerate(self.activations)
         )
-        summed: Gradients = {}
-        for name, synapse, pre, post, i, j in self._joined(x, s):
-            d_pre = None if i is None else driven[i]
-            for field, gradient in synapse.vector_field_gradient(
-                pre, post, d_pre, driven[j]
-            ).items():
-                summed[f"{name}.{field}"] = gradient
-        return mean_over_batch(summed, s[-1].shape[-2])
+
+    def check_update_slope(self, update_slope: str) -> None:
+        if update_slope != UpdateSlope.NONE and not isinstance(self.time, Discrete):
+            raise ValueError(
+                f"update_slope '{update_slope}' needs discrete time: in real time the slope of "
+                "RealTime says where σ′ stands; leave it at 'none'"
+            )
 
     def saturation(self, s: State, margin: float) -> dict[str, Tensor]:
         """The share of each layer's neurons, [*ensemble], whose σ is within `margin` of the width

@@ -19,6 +19,7 @@ from eqprop.model import (
     vjp,
 )
 from eqprop.seeds import member_seeds
+from eqprop.update_slope import UpdateSlope
 
 Phi = Callable[[Tensor, State, Parameters], Tensor]
 Field = Callable[[Tensor, State, Parameters], State]
@@ -78,7 +79,10 @@ class _UserModel(Model):
     def hold(self, x: Tensor) -> Held:
         return {}
 
-    def vector_field_gradient(self, x: Tensor, s: State, ds: State) -> Gradients:
+    def vector_field_gradient(
+        self, x: Tensor, s: State, ds: State, update_slope: str = UpdateSlope.NONE
+    ) -> Gradients:
+        self.check_update_slope(update_slope)
         return vjp(self, x, s, ds)[1]
 
     def split(self) -> tuple[tuple[int, ...], ...]:

@@ -40,6 +40,7 @@ class Engine(ABC):
     def __init__(
         self, model: Model, rule: Rule, rates: Mapping[str, float | Tensor], cost: Cost
     ) -> None:
+        rule.check_model(model)
         self.model, self.rule, self.rates, self.cost = model, rule, rates, cost
         self.relaxation: Relaxation | None = None
         self._sign_sources = [generator(seed, "beta sign") for seed in model.seeds]

@@ -7,6 +7,7 @@ from eqprop.rules.ep import EP
 from eqprop.rules.rbp import RBP
 from eqprop.rules.rule import Rule, Step, Stream, Trial, total
 from eqprop.rules.two_phase import Continual, TwoPhase
+from eqprop.rules.vector_field import VectorFieldRule
 from eqprop.rules.vf import VF
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "Stream",
     "Trial",
     "TwoPhase",
+    "VectorFieldRule",
     "total",
 ]

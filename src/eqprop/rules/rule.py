@@ -63,6 +63,9 @@ class Rule(ABC):
     def horizon(self) -> int:
         """K, the number of time-resolved gradients."""
 
+    def check_model(self, model: Model) -> None:  # noqa: B027 (most rules take any model)
+        """Raise where the rule has a setting that the model cannot serve."""
+
     def steps(
         self,
         model: Model,
@@ -96,6 +99,7 @@ class Rule(ABC):
     def _present(
         self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None
     ) -> Trial:
+        self.check_model(model)
         model.check_input(x)
         model.check_target(x, y)
         cost(model.output(model.initial_state(x)), y)  # a bad y fails before the work is done

@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eqprop.model import Gradients
-from eqprop.rules.continual_vf import vector_field_steps
-from eqprop.rules.rule import Step, Trial, total
-from eqprop.rules.two_phase import TwoPhase
+from eqprop.rules.rule import Trial, total
+from eqprop.rules.vector_field import VectorFieldRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class VF(TwoPhase):
+class VF(VectorFieldRule):
     """VF needs no primitive function: forward and backward weights may differ."""
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
         yield total(self.resolved(trial))
-
-    def resolved(self, trial: Trial) -> Iterator[Step]:
-        return vector_field_steps(trial, self.nudged_steps)

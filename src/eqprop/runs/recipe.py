@@ -21,16 +21,19 @@ from eqprop.network import Network, layered
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
 from eqprop.synapses import INITS
 from eqprop.timesteps import Discrete, RealTime
+from eqprop.update_slope import UpdateSlope
 
 RULES = ("ep", "continual-ep", "vf", "continual-vf", "bptt", "rbp")
 TIMES = ("discrete", "real-time")
 # What a rule, or a time, has no use for must be left at its default.
 UNUSED = {
-    "ep": ("rescale",),
+    "ep": ("rescale", "update_slope"),
+    "continual-ep": ("update_slope",),
     "vf": ("rescale",),
-    "bptt": ("beta", "random_sign", "rescale", "in_turn", "tolerance"),
-    "rbp": ("beta", "random_sign", "rescale"),
+    "bptt": ("beta", "random_sign", "rescale", "in_turn", "tolerance", "update_slope"),
+    "rbp": ("beta", "random_sign", "rescale", "update_slope"),
     "discrete": ("dt", "slope"),
+    "real-time": ("update_slope",),
 }
 
 
@@ -79,6 +82,7 @@ class Recipe:
     in_turn: bool = False
     tolerance: float | None = None
     rescale: float | None = None
+    update_slope: str = "none"
     frozen: tuple[str, ...] = ()
     batch: int = 20
     seeds: int = 5
@@ -135,10 +139,11 @@ class Recipe:
         }
         if self.rule == "ep":
             return EP(**shared)
+        if self.rule == "continual-ep":
+            return ContinualEP(**shared, rescale=self.rescale)
         if self.rule == "vf":
-            return VF(**shared)
-        kind = ContinualEP if self.rule == "continual-ep" else ContinualVF
-        return kind(**shared, rescale=self.rescale)
+            return VF(**shared, update_slope=self.update_slope)
+        return ContinualVF(**shared, rescale=self.rescale, update_slope=self.update_slope)
 
     def rates(self, members: Sequence[Member]) -> list[torch.Tensor]:
         """The learning rate of each synapse, [E]."""
@@ -259,6 +264,7 @@ def _check(source: str, recipe: Recipe) -> None:
         ("time", TIMES),
         ("activation", ACTIVATIONS),
         ("init", INITS),
+        ("update_slope", tuple(UpdateSlope)),
     ):
         if getattr(recipe, key) not in allowed:
             raise UserError(

@@ -24,8 +24,18 @@ from eqprop.engines.native.build import library
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.model import Model
 from eqprop.network import Network
-from eqprop.rules import EP, VF, Continual, ContinualEP, ContinualVF, Rule, TwoPhase
+from eqprop.rules import (
+    EP,
+    VF,
+    Continual,
+    ContinualEP,
+    ContinualVF,
+    Rule,
+    TwoPhase,
+    VectorFieldRule,
+)
 from eqprop.timesteps import RealTime
+from eqprop.update_slope import UpdateSlope
 
 __all__ = ["CannotBuild", "NativeEngine"]
 
@@ -86,6 +96,8 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
         return "an activation of your own, or different ones"
     if model.input_activation not in (IDENTITY, model.activations[0]):
         return "an input with an activation of its own"
+    if isinstance(rule, VectorFieldRule) and rule.update_slope != UpdateSlope.NONE:
+        return "an update_slope"
     tied = {s.tied for s in model.synapses if not s.from_input}
     if len(tied) > 1 or (tied == {False} and type(rule) in (EP, ContinualEP)):
         return "tied and untied synapses mixed, or EP on untied ones"
