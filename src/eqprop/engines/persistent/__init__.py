@@ -24,14 +24,16 @@ from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.network import Network
-from eqprop.rules import EP, Continual, ContinualEP, TwoPhase
+from eqprop.rules import Continual, TwoPhase, VectorFieldRule
 from eqprop.timesteps import RealTime
+from eqprop.update_slope import UpdateSlope, as_update_slope
 
 __all__ = ["CannotBuild", "PersistentEngine", "limits"]
 
 FOLDER = Path(__file__).parent
 COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
+SLOPES = {UpdateSlope.NONE: 0, UpdateSlope.OWN: 1, UpdateSlope.FULL: 2}
 CLUSTERS = (16, 8, 4, 2, 1)
 MOST_OUTPUTS, MOST_ROWS = 16, 40
 TURN = 50  # minibatches of a member at a time, where not all members run at once
@@ -52,9 +54,14 @@ def limits(model: Network, rule: TwoPhase) -> str | None:
         widest = max(model.layer_sizes[:2])
         if widest > MOST_SEGMENT * 4:
             return f"two hidden layers of more than {MOST_SEGMENT * 4} neurons"
-        if model.tied and not isinstance(rule, (EP, ContinualEP)):
+        if model.tied and isinstance(rule, VectorFieldRule):
             return "VF on tied weights with two hidden layers"
     return None
+
+
+def _update_slope(rule: TwoPhase) -> UpdateSlope:
+    slope = rule.update_slope if isinstance(rule, VectorFieldRule) else UpdateSlope.NONE
+    return as_update_slope(slope)
 
 
 class PersistentEngine(Engine):
@@ -198,7 +205,8 @@ class PersistentEngine(Engine):
             "TIED": int(self._tied),
             "CONTINUAL": int(isinstance(rule, Continual)),
             "RESCALED": int(isinstance(rule, Continual) and rule.rescale is not None),
-            "VECTOR_FIELD": int(not isinstance(rule, (EP, ContinualEP))),
+            "VECTOR_FIELD": int(isinstance(rule, VectorFieldRule)),
+            "SLOPE": SLOPES[_update_slope(rule)],
             "IN_TURN": int(rule.in_turn),
         }
         if net.dtype == torch.float64:
@@ -318,7 +326,8 @@ class PersistentEngine(Engine):
             backward_rates=rates("weight" if self._tied else "backward_weight"),
             bias_rates=rates("bias"),
             activation=net.activations[0],
-            vector_field=not isinstance(rule, (EP, ContinualEP)),
+            vector_field=isinstance(rule, VectorFieldRule),
+            update_slope=_update_slope(rule),
             in_turn=rule.in_turn,
             inside=0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale,
             free_steps=free_steps,

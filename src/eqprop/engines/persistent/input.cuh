@@ -47,33 +47,38 @@ __device__ __forceinline__ unsigned char byte_of(const Problem &p, const M &m, i
 #endif
 }
 
+/* What the input transmits, into m.x. */
+template <class M> __device__ __forceinline__ void read_pixels(const Problem &p, M &m, int e, int at, int first) {
+    for (int k = threadIdx.x; k < NX * (BP / 4); k += THREADS) {
+        int b = k / NX * 4, i = k % NX;
+        Quad four;
+        if (p.images)
+            for (int r = 0; r < 4; r++) four.v[r] = b + r < B ? m.pixel[byte_of(p, m, e, at, b + r, i)] : (real)0;
+        else {
+            const real *x = p.x + (p.shared_x ? 0 : (i64)e * p.samples * NX);
+            for (int r = 0; r < 4; r++) {
+                bool there = b + r < B && first + b + r < p.samples;
+                four.v[r] = there ? x[(i64)(first + b + r) * NX + i] : (real)0;
+            }
+        }
+        *(Quad *)&m.x[i][b] = four;
+    }
+}
+
 template <class M> __device__ __forceinline__ void read_minibatch(const Problem &p, M &m, int e, int at, int first) {
     int t = threadIdx.x;
     if (p.images) {
         wait_for_copies();
         __syncthreads();
-        for (int k = t; k < NX * (BP / 4); k += THREADS) {
-            int b = k / NX * 4, i = k % NX;
-            Quad x;
-            for (int r = 0; r < 4; r++) x.v[r] = b + r < B ? m.pixel[byte_of(p, m, e, at, b + r, i)] : (real)0;
-            *(Quad *)&m.x[i][b] = x;
-        }
+    }
+    read_pixels(p, m, e, at, first);
+    if (p.images)
         for (int k = t; k < BP * OP; k += THREADS) {
             int b = k / OP, o = k % OP;
             m.y[b][o] = b < B && m.label[b] == o;
         }
-    } else {
-        const real *x = p.x + (p.shared_x ? 0 : (i64)e * p.samples * NX);
+    else {
         const real *y = p.y ? p.y + (p.shared_y ? 0 : (i64)e * p.samples * O) : 0;
-        for (int k = t; k < NX * (BP / 4); k += THREADS) {
-            int b = k / NX * 4, i = k % NX;
-            Quad four;
-            for (int r = 0; r < 4; r++) {
-                bool there = b + r < B && first + b + r < p.samples;
-                four.v[r] = there ? x[(i64)(first + b + r) * NX + i] : (real)0;
-            }
-            *(Quad *)&m.x[i][b] = four;
-        }
         for (int k = t; k < BP * OP; k += THREADS) {
             int b = k / OP, o = k % OP;
             m.y[b][o] = y && b < B && o < O && first + b < p.samples ? y[(i64)(first + b) * O + o] : (real)0;
@@ -224,7 +229,7 @@ template <class M> __device__ __forceinline__ void input_drive(const real *wx, M
     __syncthreads();
 }
 
-/* W_x += c Xᵀ (now − first), in the rows of active pixels. */
+/* W_x += c Xᵀ (now − first), or c Xᵀ now if first is NULL, in the rows of active pixels. */
 template <class M>
 __device__ __forceinline__ void move_input_weights(
     real *wx, M &m, const real (*now)[SLICE], const real (*first)[SLICE], int first_column, real c) {
@@ -234,7 +239,7 @@ __device__ __forceinline__ void move_input_weights(
     real moved[BP][STRIP];
 #pragma unroll
     for (int b = 0; b < BP; b++) {
-        Whole last = *(const Whole *)&now[b][j], before = *(const Whole *)&first[b][j];
+        Whole last = *(const Whole *)&now[b][j], before = first ? *(const Whole *)&first[b][j] : Whole{};
 #pragma unroll
         for (int i = 0; i < STRIP; i++) moved[b][i] = c * (last.v[i] - before.v[i]);
     }

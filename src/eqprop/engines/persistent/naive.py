@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from eqprop.engines.persistent.problem import Problem
+from eqprop.update_slope import UpdateSlope
 
 
 @torch.no_grad()
@@ -38,16 +39,34 @@ def _each(p: Problem, tensor: Tensor) -> Tensor:
     return tensor.expand(p.members, *tensor.shape[-2:])
 
 
-def _step(p: Problem, x: Tensor, s: list[Tensor], k: int) -> Tensor:
-    """Layer k: σ of what drives it from before and from behind."""
+def _drives(p: Problem, x: Tensor, s: list[Tensor], k: int) -> tuple[Tensor, Tensor | float]:
+    """What drives layer k from before, bias included, and from behind."""
     drive = (x if k == 0 else s[k - 1]) @ p.weights[k]
     bias = p.biases[k]
     if bias is not None:
         drive = drive + bias[:, None]
-    if k + 1 < len(s):
-        backward = p.backward[k + 1]
-        drive = drive + s[k + 1] @ (p.weights[k + 1].mT if backward is None else backward)
-    return p.activation(drive)
+    if k + 1 == len(s):
+        return drive, 0.0
+    backward = p.backward[k + 1]
+    return drive, s[k + 1] @ (p.weights[k + 1].mT if backward is None else backward)
+
+
+def _step(p: Problem, x: Tensor, s: list[Tensor], k: int) -> Tensor:
+    before, behind = _drives(p, x, s, k)
+    return p.activation(before + behind)
+
+
+def _pulled_back(
+    p: Problem, x: Tensor, s: list[Tensor], k: int, d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A change d of layer k, as the synapses before it and behind it see it."""
+    before, behind = _drives(p, x, s, k)
+    if p.update_slope == UpdateSlope.NONE:
+        return d, d
+    if p.update_slope == UpdateSlope.FULL:
+        d = p.activation.slope(before + behind) * d
+        return d, d
+    return p.activation.slope(before) * d, p.activation.slope(torch.as_tensor(behind)) * d
 
 
 def _free_phase(p: Problem, x: Tensor) -> list[Tensor]:
@@ -74,7 +93,9 @@ def _count(p: Problem, output: Tensor, y: Tensor) -> None:
 
 
 def _nudged_phase(p: Problem, x: Tensor, y: Tensor, beta: Tensor, s: list[Tensor]) -> None:
-    """C-EP: c (pre'ᵀ post' − preᵀ post); C-VF: c preᵀ (post' − post), and backward alike."""
+    """C-EP: c (pre'ᵀ post' − preᵀ post); C-VF: c preᵀ (σ′ ⊙ (post' − post)), and backward alike,
+    where σ′ is 1 unless there is an update slope.
+    """
     layers = range(len(s))
     moved = [w for group in (p.weights, p.backward, p.biases) for w in group if w is not None]
     start = [w.clone() for w in moved]
@@ -83,14 +104,15 @@ def _nudged_phase(p: Problem, x: Tensor, y: Tensor, beta: Tensor, s: list[Tensor
         nudge = beta * (y - s[-1])
         after = [_step(p, x, s, k) for k in layers]
         after[-1] = after[-1] + nudge
+        changes = [_pulled_back(p, x, s, k, after[k] - s[k]) for k in layers]
         for k in layers:
             pre, pre_after = (x, x) if k == 0 else (s[k - 1], after[k - 1])
             post, post_after, bias = s[k], after[k], p.biases[k]
             c = p.weight_rates[k][:, None, None] / beta
             if p.vector_field:
-                update = pre.mT @ (post_after - post)
+                update = pre.mT @ changes[k][0]
                 if k > 0:
-                    back = post.mT @ (pre_after - pre)
+                    back = post.mT @ changes[k - 1][1]
                     untied = p.backward[k]
                     if untied is None:
                         update = update + back.mT
@@ -101,7 +123,7 @@ def _nudged_phase(p: Problem, x: Tensor, y: Tensor, beta: Tensor, s: list[Tensor
             total[id(p.weights[k])] += c * update
             if bias is not None:
                 rate = p.bias_rates[k][:, None] / beta[:, 0]
-                total[id(bias)] += rate * (post_after - post).sum(-2)
+                total[id(bias)] += rate * changes[k][0].sum(-2)
         for w, w0 in zip(moved, start, strict=True):
             w.copy_(w0 + p.inside * total[id(w)])
         s = after

@@ -11,7 +11,9 @@
        hidden weights       W(t) = W(0) + inside · total(t)
            C-EP, EP         total(t) = c (h_tᵀ o_t − h_0ᵀ o_0)
            C-VF, VF         total(t+1) = total(t) + c h_tᵀ (o_{t+1} − o_t), and backward alike
-   and inside = 1 for the continual rules, η_tiny/η if rescaled, 0 for EP and VF.
+   and inside = 1 for the continual rules, η_tiny/η if rescaled, 0 for EP and VF. With SLOPE every
+   change s_{t+1} − s_t is times σ', for each of the synapses of its neuron, and the drive of the
+   input follows as drive(t+1) = drive(t) + (c G + c_b) (σ' ⊙ (h_{t+1} − h_t)).
 
    A thread computes ROWS × COLUMNS of the hidden states, a team of GROUPS warps side by side those
    of ROWS samples. Samples do not meet in the free phase: there a team waits for nobody but the
@@ -71,9 +73,20 @@ struct Shared {
     __align__(16) real x[NX][BP];         /* transposed */
     union {
         real sums[HALF][BP][SLICE];       /* of the drive, by parts of the pixels */
-        struct { real h[2][RH][SLICE], first_h[RH][SLICE]; }; /* h_t and h_{t+1}; h_0 */
+        struct {
+            real h[2][RH][SLICE];         /* h_t and h_{t+1} */
+#if SLOPE
+            real input_change[RH][SLICE]; /* h_{t+1} − h_t, times σ' for the input weights; in the end, their sum */
+#else
+            real first_h[RH][SLICE];      /* h_0 */
+#endif
+        };
     };
+#if SLOPE
+    real output_change[BP][SLICE];        /* the same for the weights from the output */
+#else
     real drive[BP][SLICE];                /* in the nudged phase, with −(c G + c_b) h_0 in it */
+#endif
     real wf[OP][SLICE], wb[O][SLICE];
     real wf0[O][SLICE];                   /* before the phase */
     real other[O][SLICE];                 /* C-VF: wb before the phase; C-EP: h_0ᵀ o_0 */
@@ -86,7 +99,7 @@ struct Shared {
     u64 ready[EXCHANGES][TEAMS];
     real y[BP][OP];
     real bx[SLICE], bo[OP], bias[OP];     /* bias: bo as it is at this step */
-    real sum_o[OP];                       /* over the minibatch, at the steady state */
+    real sum_o[OP];                       /* for moved_output */
     real pixel[256];
     bits residual[BP];
     u32 lit[(NX + 31) / 32 + 1];
@@ -106,6 +119,9 @@ struct Hidden {
     Shared &m;
     const int row, column, first_column;
     real drive[ROWS][COLUMNS], wb[COLUMNS][O];
+#if SLOPE
+    real moved[ROWS][COLUMNS]; /* Σ of the changes for the input weights */
+#endif
 
     __device__ __forceinline__ Hidden(Shared &m, int rank)
         : m(m), row(threadIdx.x / 32 / GROUPS * ROWS),
@@ -126,7 +142,7 @@ struct Hidden {
     }
 
     /* h_{t+1} = σ(drive + o_t W_b); `watched`: its largest change is the residual */
-    __device__ __forceinline__ void next_hidden(int now, int held, bool watched) {
+    template <bool NUDGED = false> __device__ __forceinline__ void next_hidden(int now, int held, bool watched = false) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             real o_r[OP];
@@ -137,14 +153,32 @@ struct Hidden {
                 for (int k = 0; k < 4; k++) o_r[o + k] = q.v[k];
             }
             Columns h;
+            real from_output[COLUMNS];
+            const bool apart = SLOPE && NUDGED;
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
-                real v = drive[r][c];
+                real v = apart ? (real)0 : drive[r][c];
 #pragma unroll
                 for (int o = 0; o < O; o++) v += o_r[o] * wb[c][o];
-                h.v[c] = activate(v);
+                h.v[c] = activate(apart ? drive[r][c] + v : v);
+                from_output[c] = v;
             }
             if (row + r >= B) continue;
+#if SLOPE
+            if (NUDGED) {
+                Columns before = *(const Columns *)&m.h[held][row + r][column], behind;
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++) {
+                    const real change = h.v[c] - before.v[c];
+                    const Slopes k = slopes(drive[r][c], from_output[c], h.v[c]);
+                    before.v[c] = k.before * change;
+                    behind.v[c] = k.behind * change;
+                    moved[r][c] += before.v[c];
+                }
+                *(Columns *)&m.input_change[row + r][column] = before;
+                *(Columns *)&m.output_change[row + r][column] = behind;
+            }
+#endif
             if (watched)
                 for (int c = 0; c < COLUMNS && first_column + column + c < H; c++)
                     atomicMax(&m.residual[row + r], BITS(fabs(h.v[c] - m.h[held][row + r][column + c])));
@@ -153,13 +187,31 @@ struct Hidden {
         __syncwarp();
     }
 
-    /* drive(t) = drive + spread · h_t, where the drive stored has −spread · h_0 in it */
-    __device__ __forceinline__ void correct_drive(int held, real sign, bool stored) {
+#if SLOPE
+    __device__ __forceinline__ void begin_nudging() {
+        for (int k = threadIdx.x; k < RH * SLICE; k += THREADS) (&m.input_change[0][0])[k] = 0; /* also of no sample */
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) moved[r][c] = 0;
+    }
+    __device__ __forceinline__ void keep_sum() {
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++)
-                if (stored) drive[r][c] = ((const Columns *)&m.drive[safe_row(r)][column])->v[c];
+                if (row + r < B) m.input_change[row + r][column + c] = moved[r][c];
+    }
+#else
+    /* drive(t) = drive + spread · h_t, where the drive stored has −spread · h_0 in it */
+    __device__ __forceinline__ void read_drive() {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) drive[r][c] = ((const Columns *)&m.drive[safe_row(r)][column])->v[c];
+    }
+#endif
+    __device__ __forceinline__ void add_to_drive(const real (*moved)[SLICE], real sign) {
 #pragma unroll
         for (int b = 0; b < BP; b += 4) {
             Quad s[ROWS];
@@ -167,7 +219,7 @@ struct Hidden {
             for (int r = 0; r < ROWS; r++) s[r] = *(const Quad *)&m.spread[safe_row(r)][b];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                Columns h = *(const Columns *)&m.h[held][b + k][column];
+                Columns h = *(const Columns *)&moved[b + k][column];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -348,16 +400,21 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (!p.nudged_steps) continue;
 
         /* ---- the nudged phase ---- */
+#if SLOPE
+        hidden.begin_nudging();
+        if (t < O) m.sum_o[t] = 0;
+#else
         for (int k = t * 4; k < RH * SLICE; k += THREADS * 4)
             *(Quad *)(&m.first_h[0][0] + k) = *(const Quad *)(&m.h[held][0][0] + k);
         if (t < O) m.sum_o[t] = sum_of_output(m, now, t);
 #if CONTINUAL
-        hidden.correct_drive(held, -1, false);
+        hidden.add_to_drive(m.h[held], -1);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++)
                 if (hidden.row + r < BP) m.drive[hidden.row + r][hidden.column + c] = hidden.drive[r][c];
+#endif
 #endif
         Mover<Shared> mover(m);
         mover.begin(m.h[held], now);
@@ -370,25 +427,33 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             outputs.send_sums(m.h[held], n);
             STAMP(9)
 #if CONTINUAL
-            hidden.correct_drive(held, 1, true);
+#if !SLOPE
+            hidden.read_drive();
+            hidden.add_to_drive(m.h[held], 1);
+#endif
             hidden.read_weights();
 #endif
             STAMP(10)
-            hidden.next_hidden(now, held, false);
+            hidden.next_hidden<true>(now, held);
             STAMP(11)
             outputs.receive_sums(n);
             EACH_OUTPUT(k, b, o) {
-                real v = activate(m.bias[o] + outputs.sum(n, k));
-                v += beta * (m.y[b][o] - m.o[now][b][o]);
+                const real drive = m.bias[o] + outputs.sum(n, k), was = m.o[now][b][o];
+                const real a = activate(drive), v = a + beta * (m.y[b][o] - was);
                 m.o[now ^ 1][b][o] = v;
-#if VECTOR_FIELD
-                m.changed[b][o] = v - m.o[now][b][o];
+#if SLOPE
+                m.changed[b][o] = slope(drive, a) * (v - was);
+#elif VECTOR_FIELD
+                m.changed[b][o] = v - was;
 #endif
             }
             n++;
             __syncthreads();
             STAMP(12)
-#if VECTOR_FIELD
+#if SLOPE
+            mover.follow(m.h[held], m.output_change, now);
+            if (CONTINUAL) hidden.add_to_drive(m.input_change, 1);
+#elif VECTOR_FIELD
             mover.follow(m.h[held], m.h[held ^ 1], now);
 #else
             if (CONTINUAL || step == p.nudged_steps - 1) mover.correlate(m.h[held ^ 1], now ^ 1);
@@ -397,24 +462,31 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             held ^= 1;
 #if CONTINUAL
             mover.write(c_wf, c_wb, inside, columns);
-            if (t >= THREADS - 32 && t - (THREADS - 32) < O) {
-                int o = t - (THREADS - 32);
-                m.bias[o] = m.bo[o] + inside * c_bo * (sum_of_output(m, now, o) - m.sum_o[o]);
-            }
 #endif
+            if ((CONTINUAL || SLOPE) && t >= THREADS - 32 && t - (THREADS - 32) < O) {
+                int o = t - (THREADS - 32);
+                m.bias[o] = m.bo[o] + inside * c_bo * moved_output(m, now, o);
+            }
             __syncthreads();
             STAMP(13)
         }
 
         /* ---- the update ---- */
         mover.write(c_wf, c_wb, 1, columns);
+#if SLOPE
+        hidden.keep_sum();
+        __syncthreads();
+        const real(*last)[SLICE] = m.input_change, (*first)[SLICE] = 0;
+#else
+        const real(*last)[SLICE] = m.h[held], (*first)[SLICE] = m.first_h;
+#endif
         for (int j = t; j < SLICE; j += THREADS) {
             real sum = 0;
-            for (int b = 0; b < B; b++) sum += m.h[held][b][j] - m.first_h[b][j];
+            for (int b = 0; b < B; b++) sum += first ? last[b][j] - first[b][j] : last[b][j];
             m.bx[j] += c_bx * sum;
         }
-        if (t < O) m.bo[t] += c_bo * (sum_of_output(m, now, t) - m.sum_o[t]);
-        move_input_weights(wx, m, m.h[held], m.first_h, first_column, c_wx);
+        if (t < O) m.bo[t] += c_bo * (SLOPE ? m.sum_o[t] : moved_output(m, now, t));
+        move_input_weights(wx, m, last, first, first_column, c_wx);
         __syncthreads();
         STAMP(14)
     }

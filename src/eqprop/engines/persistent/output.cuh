@@ -7,6 +7,8 @@
 #define TURNS ((MOVERS + THREADS - 1) / THREADS)
 
 enum { SIGMOID, TANH, HARD_SIGMOID, IDENTITY };
+#define OWN 1 /* values of SLOPE: σ' in the updates of a vector field, 0 for none */
+#define FULL 2
 __device__ __forceinline__ real activate(real v) {
     switch (ACTIVATION) {
 #ifdef DOUBLE
@@ -20,6 +22,29 @@ __device__ __forceinline__ real activate(real v) {
         default: return v;
     }
 }
+
+#if SLOPE
+/* σ'(v), where a = σ(v) is known */
+__device__ __forceinline__ real slope(real v, real a) {
+    switch (ACTIVATION) {
+        case SIGMOID: return 4 * a * (1 - a);
+        case TANH: return 1 - a * a;
+        case HARD_SIGMOID: return v >= 0 && v <= 1;
+        default: return 1;
+    }
+}
+/* The factors σ' in the updates of the synapses before a neuron and behind it, which drive it by
+   `before` and `behind`: each at its own drive, or both at the whole one, where a = σ. */
+struct Slopes { real before, behind; };
+__device__ __forceinline__ Slopes slopes(real before, real behind, real a) {
+#if SLOPE == OWN
+    return {slope(before, activate(before)), slope(behind, activate(behind))};
+#else
+    const real both = slope(before + behind, a);
+    return {both, both};
+#endif
+}
+#endif
 
 /* The weights of a slice of the last hidden layer, of `width` neurons, from `first` on; the bias. */
 template <class M>
@@ -85,6 +110,18 @@ template <class M> __device__ __forceinline__ real sum_of_output(const M &m, int
     return sum;
 }
 
+/* Σ over the minibatch and the steps so far of how output o changes. With SLOPE, m.sum_o is that sum
+   and goes on; otherwise it is the sum of the outputs at the steady state. */
+template <class M> __device__ __forceinline__ real moved_output(M &m, int now, int o) {
+#if SLOPE
+    real sum = m.sum_o[o];
+    for (int b = 0; b < B; b++) sum += m.changed[b][o];
+    return m.sum_o[o] = sum;
+#else
+    return sum_of_output(m, now, o) - m.sum_o[o];
+#endif
+}
+
 /* The totals that the weights of WIDTH columns and four outputs have moved by, c left out. */
 struct ALIGNED(WIDTH) Span { real v[WIDTH]; };
 template <class M> struct Mover {
@@ -130,7 +167,8 @@ template <class M> struct Mover {
             }
         }
     }
-    /* f += h_tᵀ (o_{t+1} − o_t), b += o_tᵀ (h_{t+1} − h_t) */
+    /* f += h_tᵀ (o_{t+1} − o_t), b += o_tᵀ (h_{t+1} − h_t); with SLOPE the changes are times σ', and
+       `next` is that of h */
     __device__ __forceinline__ void follow(const real (*h)[SLICE], const real (*next)[SLICE], int now) {
         EACH_TURN {
 #pragma unroll at_a_time
@@ -138,8 +176,10 @@ template <class M> struct Mover {
                 Quad o = *(const Quad *)&m.o[now][i][output(turn)];
                 Quad d = m.change_of_output(now, i, output(turn));
                 Span h_i = span(&h[i][column(turn)]), moved = span(&next[i][column(turn)]);
+#if !SLOPE
 #pragma unroll
                 for (int w = 0; w < WIDTH; w++) moved.v[w] -= h_i.v[w];
+#endif
                 EACH_WEIGHT {
                     f[turn][k][w] += h_i.v[w] * d.v[k];
                     b[turn][k][w] += moved.v[w] * o.v[k];

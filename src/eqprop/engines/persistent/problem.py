@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from eqprop.activations import Activation
+from eqprop.update_slope import UpdateSlope
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Problem:
     # the rule
     activation: Activation
     vector_field: bool
+    update_slope: UpdateSlope
     in_turn: bool
     inside: float  # by how much of the update the weights move within the phase
     free_steps: int

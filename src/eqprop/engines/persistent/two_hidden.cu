@@ -132,13 +132,27 @@ struct __align__(16) Sums {
 
 struct Shared {
     TOGETHER {
-        __align__(16) real x[NX][BP]; /* transposed */
+        union {
+            __align__(16) real x[NX][BP]; /* transposed */
+#if SLOPE
+            struct { /* what a nudged step changes; after the phase x is read again */
+                Segment change[2]; /* h1 for wn, h2 for wm, times σ' and CHANGE_SCALE */
+                /* times σ' for the synapses before and behind: of the slices owned; of the outputs */
+                real before1[BP][SLICE], before2[BP][SLICE], behind2[BP][SLICE], changed[BP][OP];
+            };
+#endif
+        };
         struct {
             Segment s1[2], s2[2];
             Sums arrived[2][2][GRID][SLICE / 16]; /* partial sums for the slices owned, by step, layer, source */
         };
         struct { /* at the steady state: the slices owned; weights; C-VF: wb, C-EP: h2_0ᵀ o_0 */
-            real steady1[BP][SLICE], steady2[BP][SLICE], wf0[OP][SLICE], other[OP][SLICE];
+#if SLOPE
+            real moved1[BP][SLICE]; /* instead of the states: Σ of before1 */
+#else
+            real steady1[BP][SLICE], steady2[BP][SLICE];
+#endif
+            real wf0[OP][SLICE], other[OP][SLICE];
             real moved[1 + VECTOR_FIELD][OP][SLICE];    /* the totals of a Mover */
             __align__(16) real spread[BP][BP];          /* inside · (c G + c_b) */
         };
@@ -146,7 +160,9 @@ struct Shared {
     union {
         real sums[HALF][BP][SLICE]; /* of the drive, by parts of the pixels */
         Sums outgoing[2][2][GRID > 1 ? GRID - 1 : 1][SLICE / 16]; /* by step, layer, owner */
+#if !SLOPE
         Segment change[2];          /* EP: of h1 and h2 in a nudged step, times CHANGE_SCALE */
+#endif
     };
     real h1[2][BP][SLICE], h2[2][BP][SLICE];    /* the slices owned */
     Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* partial sums for the outputs owned */
@@ -155,7 +171,7 @@ struct Shared {
     real o[2][BP][OP];
     real y[BP][OP];
     real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
-    real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state */
+    real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state; with SLOPE, of the changes so far */
     real pixel[256];
     struct { real beta, inside, wx, bx, wm, wn, bm, wf, wb, bo; } c; /* η/(β B) of each */
     u64 sums_ready[PORTIONS][2][2], states_ready[PORTIONS][2][2]; /* by layer and version */
@@ -172,6 +188,9 @@ struct Shared {
 #endif
     /* o_{t+1} − o_t, of four outputs of sample b */
     __device__ __forceinline__ Quad change_of_output(int now, int b, int first) const {
+#if SLOPE
+        return *(const Quad *)&changed[b][first];
+#endif
         Quad d = *(const Quad *)&o[now ^ 1][b][first], was = *(const Quad *)&o[now][b][first];
 #pragma unroll
         for (int k = 0; k < 4; k++) d.v[k] -= was.v[k];
@@ -453,8 +472,9 @@ struct Stepper {
         wait(m.outputs_ready, n1);
     }
 
-    /* States of the slice owned, which `state` gives for four neurons of a sample, to all that hold them. */
-    template <class State> __device__ __forceinline__ void publish(int layer, int version, State state) {
+    /* States of the slice owned, which `state` gives for four neurons of a sample, to all that hold them;
+       with `changes`, also what it left in m.change. */
+    template <class State> __device__ __forceinline__ void publish(int layer, int version, bool changes, State state) {
         const Where w;
         const u32 own = layer ? w.down : w.across, apart = APART && w.worker >= 64;
 #pragma unroll 1
@@ -469,11 +489,17 @@ struct Stepper {
             }
             show();
             meet_some(1 + 2 * w.forward + portion, workers);
-            if (me == 0) expect(ready, (GRID - 1) * (SLICE / 32) * rows * ROW_BYTES / sizeof(real));
+            if (me == 0) expect(ready, (1 + changes) * (GRID - 1) * (SLICE / 32) * rows * ROW_BYTES / sizeof(real));
             for (u32 k = me; k < GRID * (SLICE / 32); k += workers) {
                 const u32 to = k / (SLICE / 32);
                 auto *from = &s.blocks[own * (SLICE / 32) + k % (SLICE / 32)].v[first];
-                if (to != own) send_block(from, from, rows * ROW_BYTES, ready, layer ? to * GRID + w.across : w.down * GRID + to);
+                const u32 rank = layer ? to * GRID + w.across : w.down * GRID + to;
+                if (to == own) continue;
+                send_block(from, from, rows * ROW_BYTES, ready, rank);
+#if SLOPE
+                auto *change = &m.change[layer].blocks[own * (SLICE / 32) + k % (SLICE / 32)].v[first];
+                if (changes) send_block(change, change, rows * ROW_BYTES, ready, rank);
+#endif
             }
         }
     }
@@ -521,8 +547,9 @@ struct Stepper {
         real(*h)[BP][SLICE] = layer ? m.h2 : m.h1;
         const int columns = layer ? H2 - (w.across * SEGMENT + w.down * SLICE) : H - (w.down * SEGMENT + w.across * SLICE);
         const int version = this->version(layer) + 1;
-        publish(layer, version, [&](u32 portion, u32 b, u32 j) {
-            Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j];
+        const bool apart = SLOPE && nudged; /* what drives a neuron from before and from behind */
+        publish(layer, version, apart, [&](u32 portion, u32 b, u32 j) {
+            Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j], other = {};
             if (layer) {
                 wait(m.outputs_ready, n1);
 #pragma unroll
@@ -533,14 +560,18 @@ struct Stepper {
 #pragma unroll
                     for (int k = 0; k < 4; k++)
 #pragma unroll
-                        for (int i = 0; i < 4; i++) v.v[i] += o.v[k] * w[k].v[i];
+                        for (int i = 0; i < 4; i++) (apart ? other : v).v[i] += o.v[k] * w[k].v[i];
                 }
             }
 #if CONTINUAL
             else if (nudged) {
 #pragma unroll 4
                 for (int c = 0; c < B; c++) {
+#if SLOPE
+                    Quad h = *(const Quad *)&m.moved1[c][j];
+#else
                     Quad h = *(const Quad *)&m.h1[version & 1 ^ 1][c][j];
+#endif
 #pragma unroll
                     for (int i = 0; i < 4; i++) v.v[i] += m.spread[c][b] * h.v[i];
                 }
@@ -553,14 +584,41 @@ struct Stepper {
             for (int source = 0; source < GRID; source++) {
                 Quad sum = *(const Quad *)m.arrived[n & 1][layer][source][j / 16].at(b, j % 16);
 #pragma unroll
-                for (int i = 0; i < 4; i++) v.v[i] += sum.v[i];
+                for (int i = 0; i < 4; i++) (apart && !layer ? other : v).v[i] += sum.v[i];
             }
+#if SLOPE
+            const Quad before = v;
+#endif
 #pragma unroll
-            for (int i = 0; i < 4; i++) v.v[i] = WHOLE || (int)j + i < columns ? activate(v.v[i]) : (real)0;
+            for (int i = 0; i < 4; i++)
+                v.v[i] = WHOLE || (int)j + i < columns ? activate(apart ? v.v[i] + other.v[i] : v.v[i]) : (real)0;
+#if SLOPE
+            if (apart) keep_change(layer, b, j, v, *(const Quad *)&h[version & 1 ^ 1][b][j], before, other);
+#endif
             *(Quad *)&h[version & 1][b][j] = v;
             return v;
         });
     }
+
+#if SLOPE
+    /* How four neurons of sample b come from `was` to `now`, where `before` and `behind` drive them. */
+    __device__ __forceinline__ void keep_change(
+        int layer, u32 b, u32 j, const Quad &now, const Quad &was, Quad before, Quad behind) {
+        const Where w;
+        Quad scaled;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const real change = now.v[i] - was.v[i];
+            const Slopes k = slopes(before.v[i], behind.v[i], now.v[i]);
+            before.v[i] = k.before * change;
+            behind.v[i] = k.behind * change;
+            scaled.v[i] = CHANGE_SCALE * (layer ? before.v[i] : behind.v[i]);
+        }
+        m.change[layer].set(b, (layer ? w.down : w.across) * SLICE + j, scaled);
+        *(Quad *)&(layer ? m.before2 : m.before1)[b][j] = before;
+        if (layer) *(Quad *)&m.behind2[b][j] = behind;
+    }
+#endif
 
     /* the n-th outputs, which follow from h2: partial sums */
     __device__ __forceinline__ void send_answers(int n) {
@@ -602,7 +660,7 @@ struct Stepper {
         if (me && me >= owned * CLUSTER) return; /* those for whom nobody waits must not wait either */
         wait(m.outputs_ready, n - 1);
         if (me == 0) {
-            expect(&m.outputs_ready[n & 1], B * OP);
+            expect(&m.outputs_ready[n & 1], (SLOPE && nudged ? 2 : 1) * B * OP);
             if (owned) expect(&m.answers_ready[n & 1], owned * CLUSTER * 4);
         }
         for (u32 k = me; k < owned * CLUSTER; k += 32 * ANSWERERS) {
@@ -614,12 +672,22 @@ struct Stepper {
             for (int source = 0; source < CLUSTER; source++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) v.v[i] += m.answers[n & 1][slot][source].v[i];
+#if SLOPE
+            Quad changed;
+#endif
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                real nudge = nudged ? m.c.beta * (m.y[b][o + i] - m.o[now][b][o + i]) : (real)0;
-                v.v[i] = o + i < O ? activate(v.v[i]) + nudge : (real)0;
+                const real was = m.o[now][b][o + i], a = activate(v.v[i]);
+                const real nudge = nudged ? m.c.beta * (m.y[b][o + i] - was) : (real)0;
+#if SLOPE
+                changed.v[i] = o + i < O ? slope(v.v[i], a) * (a + nudge - was) : (real)0;
+#endif
+                v.v[i] = o + i < O ? a + nudge : (real)0;
             }
             send_quad((Quad *)&m.o[n & 1][b][o], &m.outputs_ready[n & 1], to, v);
+#if SLOPE
+            if (nudged) send_quad((Quad *)&m.changed[b][o], &m.outputs_ready[n & 1], to, changed);
+#endif
         }
     }
 
@@ -670,16 +738,19 @@ struct Stepper {
         return {at + (i64)columns * H + rows + w.first_row, 1, H, H - rows - w.first_row, H2 - columns}; /* of [H2, H] */
     }
 
+#if !SLOPE
     /* The steady states come again, as the next version of all. */
     __device__ __forceinline__ void recall() {
         meet(); /* nobody reads the version before the last any more */
         const Where w;
         const int layer = w.forward, version = this->version(layer) + 1;
         if (w.finishes())
-            publish(layer, version, [&](u32, u32 b, u32 j) { return *(const Quad *)&(layer ? m.steady2 : m.steady1)[b][j]; });
+            publish(layer, version, false,
+                    [&](u32, u32 b, u32 j) { return *(const Quad *)&(layer ? m.steady2 : m.steady1)[b][j]; });
         again++;
         wait_for_all();
     }
+#endif
 };
 
 /* What a multiprocessor has to do: also found again where it is needed. */
@@ -783,6 +854,11 @@ __device__ __forceinline__ void record(const Problem &p, Shared &m, const Steppe
 __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const Stepper &s) {
     if (thread() == 0) m.until = s.n1 + p.nudged_steps;
     const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
+#if SLOPE
+    for (int k = t; k < BP * SLICE; k += THREADS) (&m.before1[0][0])[k] = (&m.moved1[0][0])[k] = 0;
+    for (int j = t; j < SLICE; j += THREADS) m.sum_m[j] = 0;
+    if (t < O) m.sum_o[t] = 0;
+#else
     for (int k = t; k < BP * SLICE; k += THREADS) {
         (&m.steady1[0][0])[k] = (&m.h1[now1][0][0])[k];
         (&m.steady2[0][0])[k] = (&m.h2[now2][0][0])[k];
@@ -801,10 +877,25 @@ __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const
         m.drive[b][j] -= sum;
     }
 #endif
+#endif
     Mover<Shared> mover(m);
     mover.begin(m.h2[now2], s.n1 & 1);
     mover.keep();
     __syncthreads();
+}
+
+/* Σ over the minibatch and the steps so far of how neuron j of the second layer changes; with SLOPE the
+   sum goes on, as in moved_output. */
+__device__ __forceinline__ real moved_second(Shared &m, int now, int j) {
+#if SLOPE
+    real sum = m.sum_m[j];
+    for (int b = 0; b < B; b++) sum += m.before2[b][j];
+    return m.sum_m[j] = sum;
+#else
+    real sum = -m.sum_m[j];
+    for (int b = 0; b < B; b++) sum += m.h2[now][b][j];
+    return sum;
+#endif
 }
 
 /* The weights move after a nudged step. */
@@ -825,10 +916,14 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
         const real c = (w.forward ? m.c.wm : m.c.wn) / CHANGE_SCALE;
 #if VECTOR_FIELD
         const Segment *was1 = &m.s1[before1], *was2 = &m.s2[before2];
+#if SLOPE
+        const Terms posts = {&m.change[w.forward], 0};
+#else
         const Terms posts = w.forward ? Terms{&m.s2[now2], was2} : Terms{&m.s1[now1], was1};
+#endif
         const Terms pres = {w.forward ? was1 : was2, 0};
-        if (CONTINUAL) s.strip.move<1, false, true, true>(posts, pres, w.first_row, m.c.inside * c, {});
-        if (!WHOLLY) s.strip.move<1, false, true, false>(posts, pres, w.first_row, c, s.weights(Task(p).e));
+        if (CONTINUAL) s.strip.move<1, false, !SLOPE, true>(posts, pres, w.first_row, m.c.inside * c, {});
+        if (!WHOLLY) s.strip.move<1, false, !SLOPE, false>(posts, pres, w.first_row, c, s.weights(Task(p).e));
 #else
         const Terms posts = {&m.change[w.forward], w.forward ? &m.s2[before2] : &m.s1[before1]};
         const Terms pres = {w.forward ? &m.s1[now1] : &m.s2[now2], &m.change[!w.forward]};
@@ -841,7 +936,11 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
     Mover<Shared> mover(m);
 #if VECTOR_FIELD
     mover.take();
+#if SLOPE
+    mover.follow(m.h2[before2], m.behind2, now ^ 1);
+#else
     mover.follow(m.h2[before2], m.h2[now2], now ^ 1);
+#endif
     mover.keep();
 #else
     if (CONTINUAL || last) mover.correlate(m.h2[now2], now);
@@ -849,15 +948,17 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
 #endif
 #if CONTINUAL
     mover.write(m.c.wf, m.c.wb, m.c.inside, k.columns2);
+#endif
+#if CONTINUAL || SLOPE
     if (k.t >= THREADS - 32 && k.t - (THREADS - 32) < O) {
         int o = k.t - (THREADS - 32);
-        m.bias[o] = m.bo[o] + m.c.inside * m.c.bo * (sum_of_output(m, now, o) - m.sum_o[o]);
+        m.bias[o] = m.bo[o] + m.c.inside * m.c.bo * moved_output(m, now, o);
     }
-    for (int j = (k.t + THREADS / 2) % THREADS; j < SLICE; j += THREADS) { /* other warps than the mover's */
-        real sum = -m.sum_m[j];
-        for (int b = 0; b < B; b++) sum += m.h2[now2][b][j];
-        m.bias_m[j] = m.bm[j] + m.c.inside * m.c.bm * sum;
-    }
+    for (int j = (k.t + THREADS / 2) % THREADS; j < SLICE; j += THREADS) /* other warps than the mover's */
+        m.bias_m[j] = m.bm[j] + m.c.inside * m.c.bm * moved_second(m, now2, j);
+#endif
+#if SLOPE
+    for (int i = k.t; i < BP * SLICE; i += THREADS) (&m.moved1[0][0])[i] += (&m.before1[0][0])[i];
 #endif
 }
 
@@ -875,17 +976,21 @@ __device__ __forceinline__ void update(const Problem &p, Shared &m, Stepper &s) 
                                      m.c.wm, s.weights(k.e));
 #endif
     mover.write(m.c.wf, m.c.wb, 1, k.columns2);
+#if SLOPE
+    read_pixels(p, m, k.e, m.at, k.first_sample);
+    __syncthreads();
+    const real(*last)[SLICE] = m.moved1, (*first)[SLICE] = 0;
+#else
+    const real(*last)[SLICE] = m.h1[now1], (*first)[SLICE] = m.steady1;
+#endif
     for (int j = k.t; j < SLICE; j += THREADS) {
-        real sum1 = 0, sum2 = -m.sum_m[j];
-        for (int b = 0; b < B; b++) {
-            sum1 += m.h1[now1][b][j] - m.steady1[b][j];
-            sum2 += m.h2[now2][b][j];
-        }
-        m.bx[j] += m.c.bx * sum1;
-        m.bm[j] += m.c.bm * sum2;
+        real sum = 0;
+        for (int b = 0; b < B; b++) sum += first ? last[b][j] - first[b][j] : last[b][j];
+        m.bx[j] += m.c.bx * sum;
+        m.bm[j] += m.c.bm * (SLOPE ? m.sum_m[j] : moved_second(m, now2, j));
     }
-    if (k.t < O) m.bo[k.t] += m.c.bo * (sum_of_output(m, now, k.t) - m.sum_o[k.t]);
-    move_input_weights(k.wx(p), m, m.h1[now1], m.steady1, k.first1, m.c.wx);
+    if (k.t < O) m.bo[k.t] += m.c.bo * (SLOPE ? m.sum_o[k.t] : moved_output(m, now, k.t));
+    move_input_weights(k.wx(p), m, last, first, k.first1, m.c.wx);
 }
 
 __device__ __forceinline__ void next_minibatch(Shared &m) {
