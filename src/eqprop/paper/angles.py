@@ -116,7 +116,7 @@ class EpToCvf(Item):
         """Every recipe, and the deviations that were trained."""
         for name in self.runs:
             yield RUNS[name]
-            yield from (run for run in training.deviations(name) if training.best(run, results))
+            yield from (run for run in training.variants(name) if training.best(run, results))
 
     def _angles(self, run: TrainingRun, order: Order) -> dict[str, dict[str, list[float]]]:
         recipe = run.resolved(order.quick)
@@ -180,7 +180,7 @@ class EpToCvf(Item):
         """What was both measured and trained."""
         runs, found = self._found(results), []
         for comparison in compare(PUBLISHED, results):
-            for reading in (comparison.ours, *comparison.deviations):
+            for reading in (comparison.ours, *comparison.variants):
                 psi = f"{comparison.paper.angle or 0.0:g}"
                 if reading and reading.run.name in runs:
                     angles = runs[reading.run.name].angles.get(psi)
