@@ -35,6 +35,12 @@ RULES = {
     "VF, tied": (eqprop.VF, True, {}),
     "C-VF, tied": (eqprop.ContinualVF, True, {}),
 }
+DISCRETE_RULES = RULES | {
+    f"{name}, {slope} slope": (cls, tied, {**extra, "update_slope": slope})
+    for name, (cls, tied, extra) in RULES.items()
+    for slope in ("own", "full")
+    if cls in (eqprop.VF, eqprop.ContinualVF)
+}
 # The largest difference of any parameter or output from the reference, and why it may be so.
 TOLERANCES = {
     "float64, 1 minibatch": 1e-12,  # other orders of summation: some 1e-15, grown by 1/β
@@ -56,7 +62,7 @@ SHAPES = (
 
 
 def build_pair(kind, rule, sizes, members, dtype=torch.float64, time=None, angle=30.0, **more):
-    cls, tied, extra = RULES[rule]
+    cls, tied, extra = DISCRETE_RULES[rule]
     net = eqprop.layered(
         *sizes,
         tied=tied,
@@ -108,7 +114,7 @@ def assert_parity(slow, fast, sizes, members, batch, minibatches, tolerance):
 
 
 @pytest.mark.parametrize(("sizes", "batch", "members"), SHAPES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", DISCRETE_RULES)
 @pytest.mark.parametrize("kind", FAST)
 def test_one_minibatch_in_discrete_time(kind, rule, sizes, batch, members):
     for beta, steps in ((0.3, 12), (-0.3, 11)):
@@ -126,7 +132,7 @@ def test_one_minibatch_in_real_time(kind, rule, slope):
     assert_parity(*pair, sizes, 3, 7, 1, TOLERANCES["float64, 1 minibatch"])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", DISCRETE_RULES)
 @pytest.mark.parametrize("kind", FAST)
 def test_fifty_minibatches_with_random_signs(kind, rule):
     sizes = (9, 63, 20, 5)
@@ -134,7 +140,7 @@ def test_fifty_minibatches_with_random_signs(kind, rule):
     assert_parity(*pair, sizes, 3, 7, 50, TOLERANCES["float64, 50 minibatches"])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", DISCRETE_RULES)
 @pytest.mark.parametrize("kind", FAST)
 def test_layers_in_turn(kind, rule):
     for sizes, steps in (((9, 33, 5), 12), ((9, 33, 20, 5), 11)):
@@ -143,12 +149,13 @@ def test_layers_in_turn(kind, rule):
 
 
 @needs_compiler
+@pytest.mark.parametrize("rule", ["C-EP", "C-VF, own slope"])
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_a_tolerance_ends_the_free_phase_of_each_member_as_in_the_reference(in_turn):
+def test_a_tolerance_ends_the_free_phase_of_each_member_as_in_the_reference(in_turn, rule):
     sizes = (9, 33, 20, 5)
     for tolerance in (1e-2, 1e-4):
         pair = build_pair(
-            "native", "C-EP", sizes, 4, tolerance=tolerance, free_steps=200, in_turn=in_turn
+            "native", rule, sizes, 4, tolerance=tolerance, free_steps=200, in_turn=in_turn
         )
         assert_parity(*pair, sizes, 4, 7, 2, TOLERANCES["float64, 1 minibatch"])
         steps = pair[1].relaxation.member_steps
@@ -159,7 +166,13 @@ def test_a_tolerance_ends_the_free_phase_of_each_member_as_in_the_reference(in_t
 @pytest.mark.parametrize("kind", FAST)
 def test_every_activation_in_both_times(kind, activation):
     sizes = (6, 17, 4)
-    for time in (eqprop.Discrete(), eqprop.RealTime(0.3)):
+    options = {"beta": 0.1, "free_steps": 9, "nudged_steps": 4}
+    for time, rule in (
+        (eqprop.Discrete(), eqprop.ContinualEP(**options)),
+        (eqprop.RealTime(0.3), eqprop.ContinualEP(**options)),
+        (eqprop.Discrete(), eqprop.ContinualVF(**options, update_slope="own")),
+        (eqprop.Discrete(), eqprop.ContinualVF(**options, update_slope="full")),
+    ):
         net = eqprop.layered(
             *sizes,
             activation=activation,
@@ -168,20 +181,45 @@ def test_every_activation_in_both_times(kind, activation):
             ensemble=2,
             dtype=torch.float64,
         )
-        rule = eqprop.ContinualEP(beta=0.1, free_steps=9, nudged_steps=4)
         slow = eqprop.make_engine(net, rule, 0.01, "reference")
         fast = eqprop.make_engine(copy.deepcopy(net), rule, 0.01, kind)
         assert_parity(slow, fast, sizes, 2, 5, 2, TOLERANCES["float64, 1 minibatch"])
 
 
+@pytest.mark.parametrize("update_slope", ["own", "full"])
 @pytest.mark.parametrize("kind", FAST)
-def test_what_may_differ_between_members_and_what_is_frozen(kind):
+def test_the_slope_of_a_hard_sigmoid_is_one_at_its_bounds(kind, update_slope):
+    """Forward drives of exactly 0 and 1, where the state does not tell σ′."""
+    net = eqprop.layered(
+        6, 9, 4, tied=False, activation="hard_sigmoid", ensemble=1, dtype=torch.float64
+    )
+    odd = torch.arange(9) % 2
+    net.synapses[0].bias.copy_(odd)
+    net.synapses[1].bias.copy_(odd[:4])
+    net.synapses[1].weight.zero_()
+    net.synapses[1].backward_weight.copy_(0.05 - 0.1 * odd)  # away from the bounds
+    x, y = torch.zeros(1, 5, 6, dtype=torch.float64), (1.0 - odd[:4]).double().expand(1, 5, 4)
+    rule = eqprop.VF(beta=0.1, free_steps=1, nudged_steps=2, update_slope=update_slope)
+    slow, fast = (eqprop.make_engine(copy.deepcopy(net), rule, 0.1, k) for k in ("reference", kind))
+    for engine in (slow, fast):
+        engine.step(x, y)
+    assert distance(slow, fast) <= TOLERANCES["float64, 1 minibatch"]
+    for before, after in zip(net.synapses, fast.model.synapses, strict=True):
+        assert bool((before.bias != after.bias).all())
+
+
+@pytest.mark.parametrize("update_slope", ["none", "own", "full"])
+@pytest.mark.parametrize("kind", FAST)
+def test_what_may_differ_between_members_and_what_is_frozen(kind, update_slope):
     sizes = (6, 17, 9, 4)
     net = eqprop.layered(
         *sizes, tied=False, angle=[0.0, 90.0, 180.0], ensemble=3, dtype=torch.float64
     )
     rule = eqprop.ContinualVF(
-        beta=torch.tensor([0.1, -0.2, 0.4]).double(), free_steps=8, nudged_steps=4
+        beta=torch.tensor([0.1, -0.2, 0.4]).double(),
+        free_steps=8,
+        nudged_steps=4,
+        update_slope=update_slope,
     )
     rates = [torch.tensor([0.1, 0.01, 0.05]).double(), 0.02, torch.tensor([0.0 + 0.1] * 3)]
     frozen = ["synapses.0.bias", "synapses.2.backward_weight"]
@@ -193,10 +231,12 @@ def test_what_may_differ_between_members_and_what_is_frozen(kind):
         assert torch.equal(parameter, before[name]) == (name in frozen)
 
 
+@pytest.mark.parametrize("name", ["C-EP", "C-VF, own slope", "C-VF, full slope"])
 @pytest.mark.parametrize("kind", FAST)
-def test_one_network_without_an_ensemble_axis_a_shared_minibatch_and_no_biases(kind):
-    net = eqprop.layered(6, 17, 4, bias=False, dtype=torch.float64)
-    rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
+def test_one_network_without_an_ensemble_axis_a_shared_minibatch_and_no_biases(kind, name):
+    cls, tied, extra = DISCRETE_RULES[name]
+    net = eqprop.layered(6, 17, 4, tied=tied, bias=False, dtype=torch.float64)
+    rule = cls(beta=0.2, free_steps=9, nudged_steps=4, **extra)
     slow = eqprop.make_engine(net, rule, 0.05, "reference")
     fast = eqprop.make_engine(copy.deepcopy(net), rule, 0.05, kind)
     x, y = torch.rand(5, 6, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
@@ -204,7 +244,10 @@ def test_one_network_without_an_ensemble_axis_a_shared_minibatch_and_no_biases(k
     assert distance(slow, fast) <= TOLERANCES["float64, 1 minibatch"]
 
 
-@pytest.mark.parametrize("rule", ["EP", "C-EP", "rescaled C-EP", "VF", "C-VF"])
+@pytest.mark.parametrize(
+    "rule",
+    ["EP", "C-EP", "rescaled C-EP", "VF", "C-VF", "C-VF, own slope", "C-VF, full slope"],
+)
 @pytest.mark.parametrize("kind", FAST)
 def test_float32_is_as_exact_as_the_reference_in_float32(kind, rule):
     sizes = (40, 100, 63, 10)
@@ -340,16 +383,20 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
         build.library.cache_clear()
 
 
+@pytest.mark.parametrize("name", ["C-EP", "C-VF, own slope", "rescaled C-VF, full slope"])
 @pytest.mark.parametrize("kind", ["reference", *FAST])
-def test_running_minibatches_of_a_split_is_stepping_through_them(kind):
+def test_running_minibatches_of_a_split_is_stepping_through_them(kind, name):
     source = torch.Generator().manual_seed(0)
     images = torch.randint(256, (40, 6), generator=source, dtype=torch.uint8)
     labels = torch.randint(4, (40,), generator=source, dtype=torch.uint8)
     split = Split(images, labels, 4)
     index = torch.randint(40, (5, 2, 7), generator=source)
     signs = 2.0 * torch.randint(2, (5, 2), generator=source) - 1
-    rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
-    one, two = (eqprop.layered(6, 9, 4, ensemble=2, dtype=torch.float64) for _ in range(2))
+    cls, tied, extra = DISCRETE_RULES[name]
+    rule = cls(beta=0.2, free_steps=9, nudged_steps=4, **extra)
+    one, two = (
+        eqprop.layered(6, 9, 4, tied=tied, ensemble=2, dtype=torch.float64) for _ in range(2)
+    )
     counts = eqprop.make_engine(one, rule, 0.05, kind).run(split, index, signs)
     stepping = eqprop.make_engine(two, rule, 0.05, "reference")
     wrong, loss = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
@@ -568,7 +615,7 @@ def test_one_step_is_too_few_for_layers_in_turn(kind):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("sizes", [(9, 33, 5), (9, 33, 20, 5)])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", DISCRETE_RULES)
 def test_the_captured_graph_on_a_gpu(rule, sizes):
     slow, fast = build_pair("telescoped", rule, sizes, 3, random_sign=True)
     fast.model.cuda()

@@ -25,9 +25,10 @@ from eqprop.dynamics import Relaxation
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.network import Network
-from eqprop.rules import EP, VF, Continual, ContinualEP, TwoPhase
+from eqprop.rules import VF, Continual, TwoPhase, VectorFieldRule
 from eqprop.synapses import Dense
 from eqprop.timesteps import RealTime
+from eqprop.update_slope import UpdateSlope
 
 
 class TelescopedEngine(Engine):
@@ -111,7 +112,10 @@ class _Minibatch:
         self.a, self.shift = (4.0, -2.0) if scaled else (1.0, 0.0)
         self.device, self.dtype = next(net.parameters()).device, net.dtype
         self.tied = net.tied
-        self.vector_field = not isinstance(rule, (EP, ContinualEP))
+        self.vector_field = isinstance(rule, VectorFieldRule)
+        self.update_slope = (
+            rule.update_slope if isinstance(rule, VectorFieldRule) else UpdateSlope.NONE
+        )
         self.continual = isinstance(rule, Continual)
         rescale = rule.rescale if isinstance(rule, Continual) else None
         self.inside = 1.0 if rescale is None else rescale
@@ -271,6 +275,31 @@ class _Minibatch:
             return self._act(total)
         return (1 - self.net.time.epsilon) * s[k] + self._gain(k, s[k]) * total
 
+    def _slope(self, drive: Tensor) -> Tensor:
+        """σ′ at a drive."""
+        if self.sigma != SIGMOID:
+            return self.sigma.slope(drive)
+        value = torch.sigmoid(drive)
+        return 4 * value * (1 - value)
+
+    def _advance_with_slopes(
+        self, k: int, s: list[Tensor], rates: list[Tensor], drive: Tensor
+    ) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """The next state of layer k, and two factors for its change: in the update of the synapse
+        into the layer, and of the one out of it.
+        """
+        if self.update_slope == UpdateSlope.NONE:
+            gain = self._gain(k, s[k]) if self.vector_field else 1.0
+            return self._advance(k, s, rates, drive), gain, gain
+        if self.update_slope == UpdateSlope.FULL or k + 1 == self.L:
+            total = self._total_drive(k, rates, drive)
+            slope = self._slope(total)
+            return self._act(total), slope, slope
+        forward = drive if k == 0 else torch.baddbmm(drive, rates[k - 1], self.forward_weight[k])
+        backward = torch.bmm(rates[k + 1], self.backward_weight[k + 1])
+        slopes = self._slope(forward), self._slope(backward + self.shift)
+        return self._act(forward + backward), *slopes
+
     def _rates(self, s: list[Tensor]) -> list[Tensor]:
         return [self.sigma(v) for v in s] if self.real_time else s
 
@@ -368,22 +397,28 @@ class _Minibatch:
         total_f = [torch.zeros_like(self.forward_weight[k]) for k in kept]
         total_b = [torch.zeros_like(self.backward_weight[k]) for k in kept]
         for _ in range(self.rule.nudged_steps):
-            s_next = []
+            s_next, slopes = [], []
             for k in range(self.L):
                 drive = self.drive[k]
                 if self.continual and k == 0:
                     drive = torch.baddbmm(drive, spread, moved[0])
                 elif self.continual and has_bias[k]:
                     drive = torch.addcmul(drive, bias_s[k], moved[k].sum(-2, keepdim=True))
-                s_next.append(self._advance(k, s, rates, drive))
+                layer, *both = self._advance_with_slopes(k, s, rates, drive)
+                s_next.append(layer)
+                slopes.append(both)
             nudged = torch.addcmul(s_next[-1], strength, self.y - s[-1])  # − β ε ∂ℓ/∂s at s_t
             s_next[-1] = nudged
             if self.vector_field:
-                change = [self._gain(k, s[k]) * (s_next[k] - s[k]) for k in range(self.L)]
-                moved = [m + d for m, d in zip(moved, change, strict=True)]
+                change_f, change_b = [], []
+                for k, (slope_f, slope_b) in enumerate(slopes):
+                    change = s_next[k] - s[k]
+                    change_f.append(slope_f * change)
+                    change_b.append(change_f[k] if slope_b is slope_f else slope_b * change)
+                moved = [m + d for m, d in zip(moved, change_f, strict=True)]
                 for k in range(1, self.L):
-                    forward = torch.bmm(rates[k - 1].mT, weight_c[k] * change[k])
-                    backward = torch.bmm(rates[k].mT, back_c[k] * change[k - 1])
+                    forward = torch.bmm(rates[k - 1].mT, weight_c[k] * change_f[k])
+                    backward = torch.bmm(rates[k].mT, back_c[k] * change_b[k - 1])
                     if self.tied:
                         forward = forward + backward.mT
                     if keep_totals:

@@ -1,21 +1,27 @@
 """Fig. "ep-to-cvf" (a): test error against the angle between Δ(tot) and −∇(tot) before training.
 
-The paper sums t = 0 … K−1; its released code leaves t = 0 and the biases out. Both are computed,
-and what lies between them.
+The paper sums t = 0 … K−1. Its released code leaves t = 0 and the biases out, and takes the
+gradient after the second phase, at the weights that this phase has moved. Both are computed, and
+what lies between them.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import torch
+from torch import Tensor
 
 from eqprop import data as datasets
-from eqprop.analysis import angle
+from eqprop.analysis import angle, total_update
 from eqprop.costs import SquaredError
+from eqprop.engines.descent import descend, resolve_rates
+from eqprop.model import Gradients
+from eqprop.network import Network
 from eqprop.paper import training
 from eqprop.paper.blocks import Block, Chart, Line, Panel, Table
 from eqprop.paper.comparison import MARKS, Comparison, Reading, compare
@@ -24,6 +30,7 @@ from eqprop.paper.psi import points
 from eqprop.paper.published import DEEP_ANGLE, FULL_TABLE, LEFTMOST_ANGLE, NAMES, RIGHTMOST_ANGLE
 from eqprop.paper.training import RUNS, TrainingRun, measured
 from eqprop.paper.verdict import Measured
+from eqprop.rules import BPTT
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.machine import describe
 from eqprop.runs.recipe import Member, Recipe
@@ -35,8 +42,8 @@ MINIBATCHES = 3
 ROUNDED = 5.0  # "∼20°" is read as a number rounded to tens
 TOTALS = {
     "text": "t = 0 … K−1, all parameters",
-    "weights": "t = 0 … K−1, weights only",
-    "code": "t = 1 … K−1, weights only, as released",
+    "later": "t = 1 … K−1, weights only",
+    "code": "t = 1 … K−1, weights only, ∇ after the second phase",
 }
 STATES: dict[State, bool] = {"quick": True, "full": False}
 
@@ -46,7 +53,7 @@ Angles = dict[str, dict[str, dict[str, list[float]]]]  # run -> initial Ψ -> to
 def before_training(
     recipe: Recipe, members: list[Member], data: datasets.Dataset, minibatches: int
 ) -> dict[str, list[float]]:
-    """The angle of every network on its own random minibatches, for either meaning of the total."""
+    """The angle of every network on its own random minibatches, for every meaning of the total."""
     net = recipe.network(members, torch.float64)
     found: dict[str, list[float]] = {total: [] for total in TOTALS}
     orders = torch.stack(
@@ -58,18 +65,39 @@ def before_training(
     for m in range(minibatches):
         index = orders[:, m * recipe.batch : (m + 1) * recipe.batch]
         x, y = data.train.batch(index, torch.float64)
-        pair = update_and_gradient(net, recipe, members, x, y, SquaredError())
-        first = replace(recipe, nudged_steps=1)
-        at_0 = update_and_gradient(net, first, members, x, y, SquaredError())
-        names = [name for name in pair[0] if name.endswith("weight")]
-        weights = [{name: total[name] for name in names} for total in pair]
-        later = [
-            {name: total[name] - start[name] for name in names}
-            for total, start in zip(pair, at_0, strict=True)
-        ]
-        for key, (ours, exact) in zip(TOTALS, (pair, weights, later), strict=True):
-            found[key] += [round(a, 3) for a in angle(ours, exact, net.ensemble).tolist()]
+        for total, (ours, exact) in _totals(net, recipe, members, x, y).items():
+            found[total] += [round(a, 3) for a in angle(ours, exact, net.ensemble).tolist()]
     return found
+
+
+def _totals(
+    net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor
+) -> dict[str, tuple[Gradients, Gradients]]:
+    """The total update and BPTT's total gradient, uphill, by the meaning of the total."""
+    first = replace(recipe, nudged_steps=1)
+    ours, exact = update_and_gradient(net, recipe, members, x, y, SquaredError())
+    ours_at_0, exact_at_0 = update_and_gradient(net, first, members, x, y, SquaredError())
+    later = _weights(ours, ours_at_0)
+    after = _weights(exact, exact_at_0)
+    if recipe.rule.startswith("continual"):
+        moved = copy.deepcopy(net)
+        descend(moved, [ours], resolve_rates(net, recipe.rates(members), recipe.frozen))
+        after = _weights(*(_gradient(moved, each, x, y) for each in (recipe, first)))
+    return {
+        "text": (ours, exact),
+        "later": (later, _weights(exact, exact_at_0)),
+        "code": (later, after),
+    }
+
+
+def _gradient(net: Network, recipe: Recipe, x: Tensor, y: Tensor) -> Gradients:
+    bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
+    return total_update(net, bptt, x, y, SquaredError())
+
+
+def _weights(total: Gradients, at_0: Gradients) -> Gradients:
+    """What a total is without biases and without t = 0."""
+    return {name: total[name] - at_0[name] for name in total if name.endswith("weight")}
 
 
 @dataclass(frozen=True)
@@ -113,10 +141,12 @@ class EpToCvf(Item):
                 self._store(angles, order)
 
     def _measured(self, results: Results) -> Iterator[TrainingRun]:
-        """Every recipe, and the deviations that were trained."""
+        """Every recipe, and the variants with a source that were trained."""
         for name in self.runs:
             yield RUNS[name]
-            yield from (run for run in training.deviations(name) if training.best(run, results))
+            yield from (
+                run for run in training.variants(name) if run.source and training.best(run, results)
+            )
 
     def _angles(self, run: TrainingRun, order: Order) -> dict[str, dict[str, list[float]]]:
         recipe = run.resolved(order.quick)
@@ -180,7 +210,7 @@ class EpToCvf(Item):
         """What was both measured and trained."""
         runs, found = self._found(results), []
         for comparison in compare(PUBLISHED, results):
-            for reading in (comparison.ours, *comparison.deviations):
+            for reading in (comparison.ours, *comparison.variants):
                 psi = f"{comparison.paper.angle or 0.0:g}"
                 if reading and reading.run.name in runs:
                     angles = runs[reading.run.name].angles.get(psi)

@@ -113,7 +113,7 @@ def _list(options: argparse.Namespace) -> int:
     runs = [("training run", "state", "epochs", "what it is")]
     for run in RUNS.values():
         done, of = training.progress(run, results)
-        note = run.note or run.resolved(quick=False).description
+        note = run.reading if run.label else run.resolved(quick=False).description
         runs.append((run.name, training.state([run.name], results), f"{done}/{of}", note))
     _print_table(runs)
     return OK

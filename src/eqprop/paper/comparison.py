@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eqprop.paper.blocks import Table, Text
 from eqprop.paper.item import Results, Row
 from eqprop.paper.published import Result
-from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, deviations, progress
+from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, progress, variants
 from eqprop.paper.verdict import passes
 
 MARKS = {True: " ✓", False: " ✗", None: " (quick)"}
@@ -32,11 +32,11 @@ class Reading:
 class Comparison:
     paper: Result
     ours: Reading | None
-    deviations: tuple[Reading, ...]
+    variants: tuple[Reading, ...]
     progress: str  # of a run that is not complete
 
     def row(self) -> Row:
-        tried = [f"{reading.run.label}: {reading}" for reading in self.deviations]
+        tried = [f"{reading.run.label}: {reading}" for reading in self.variants]
         if self.ours is None:
             return Row(self.paper.name, str(self.paper), None, None, _joined(self.progress, *tried))
         shown = [] if self.ours.passed else tried
@@ -71,7 +71,7 @@ def _joined(*notes: str) -> str:
 
 def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, ...]:
     names = dict.fromkeys(result.recipe for result in published)
-    runs = [RUNS[name] for name in names] + [run for name in names for run in deviations(name)]
+    runs = [RUNS[name] for name in names] + [run for name in names for run in variants(name)]
     outcomes = {run.name: best(run, results) for run in runs}
 
     def reading(run: TrainingRun, paper: Result) -> Reading | None:
@@ -84,7 +84,7 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
 
     def comparison(paper: Result) -> Comparison:
         run = RUNS[paper.recipe]
-        tried = (reading(deviation, paper) for deviation in deviations(paper.recipe))
+        tried = (reading(deviation, paper) for deviation in variants(paper.recipe))
         found = tuple(each for each in tried if each is not None)
         ours = reading(run, paper)
         full = ours is not None and not ours.outcome.quick
@@ -95,13 +95,13 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
 
 def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
     """One line a published result, one column a reading; None where nothing was run."""
-    lines = [it for it in comparisons if it.ours or it.deviations]
+    lines = [it for it in comparisons if it.ours or it.variants]
     if not lines:
         return None
-    labels = list(dict.fromkeys(d.run.label for it in lines for d in it.deviations))
+    labels = list(dict.fromkeys(d.run.label for it in lines for d in it.variants))
 
     def cells(it: Comparison) -> tuple[str, ...]:
-        by_label = {d.run.label: str(d) for d in it.deviations}
+        by_label = {d.run.label: str(d) for d in it.variants}
         ours = (str(it.ours), str(it.ours.errors.last_ten)) if it.ours else ("–", "–")
         return (it.paper.name, str(it.paper), *ours, *(by_label.get(label, "") for label in labels))
 
@@ -115,9 +115,9 @@ def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
 
 def explanation(comparisons: Sequence[Comparison]) -> tuple[Text, ...]:
     """What deviates, and how a network that failed counts; nothing if there is neither."""
-    runs = {d.run.label: d.run.note for it in comparisons for d in it.deviations}
+    runs = {d.run.label: d.run.reading for it in comparisons for d in it.variants}
     words = [f"`{label}`: {note}." for label, note in runs.items()]
-    readings = [r for it in comparisons for r in (it.ours, *it.deviations) if r is not None]
+    readings = [r for it in comparisons for r in (it.ours, *it.variants) if r is not None]
     if any(r.errors.frozen for r in readings):
         words.append("A network that became non-finite answers nothing and counts as guessing.")
     return (Text(" ".join(words)),) if words else ()

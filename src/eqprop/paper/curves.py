@@ -28,7 +28,7 @@ class TrainingCurves(Trained):
     def blocks(self, results: Results) -> tuple[Block, ...]:
         """A chart of the recipes, and one of each deviation that was run."""
         readings = [tuple(training.RUNS[name] for name in self.runs)]
-        readings += [(run,) for name in self.runs for run in training.deviations(name)]
+        readings += [(run,) for name in self.runs for run in training.variants(name)]
         charts = (self._chart(reading, results) for reading in readings)
         return tuple(chart for chart in charts if chart.panels)
 
@@ -36,7 +36,7 @@ class TrainingCurves(Trained):
         panels = tuple(panel for run in runs for panel in self._panels(run, results))
         run, caption = runs[0], self.title
         if run.label:
-            caption += f". Not as released: {run.note}"
+            caption += f". Not as released: {run.reading}"
         name = self.name + (f"-{run.label}" if run.label else "")
         return Chart(
             name, f"{caption}. Mean ± standard deviation; • the paper's test error", panels

@@ -47,7 +47,7 @@ def readings(comparisons: Sequence[Comparison]) -> list[Line]:
     """Error against angle: a line of points for the recipe, and one for each deviation."""
     found: dict[str, list[tuple[float, Measured]]] = {}
     for comparison in comparisons:
-        for reading in (comparison.ours, *comparison.deviations):
+        for reading in (comparison.ours, *comparison.variants):
             if reading is not None:
                 label = reading.run.label or "as released"
                 label += ", quick" if reading.outcome.quick else ""

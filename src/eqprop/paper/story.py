@@ -8,6 +8,7 @@ Updating the layers in turn leaves the second alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from eqprop.runs.training import fitting
 from eqprop.seeds import generator
 
 RECIPE = "c-vf-1h"
-COMPARED = (RECIPE, f"{RECIPE}-in-turn", f"{RECIPE}-no-bias")
+COMPARED = tuple(f"{RECIPE}-{label}" for label in ("as-released", "in-turn", "no-bias"))
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe == RECIPE)
 HEALTHY, FAILED = 10.0, 20.0  # test error in %: below the one, then above the other, is divergence
 SHUFFLES, RARE = 10000, 0.05
@@ -43,8 +44,8 @@ SHOWN = 60  # steps of the trajectory
 # The last epoch before the first of the 45 networks diverges is 57.
 _BEFORE = {"angle": 0.0, "seeds": 2, "epochs": 55}
 SNAPSHOTS = tuple(
-    TrainingRun(f"{run.name}-snapshot", run.recipe, {**run.overrides, **_BEFORE}, run.note)
-    for run in (RUNS[RECIPE], RUNS[f"{RECIPE}-no-bias"])
+    replace(run, name=f"{run.name}-snapshot", overrides={**run.overrides, **_BEFORE})
+    for run in (RUNS[COMPARED[0]], RUNS[COMPARED[2]])
 )
 
 
@@ -159,7 +160,7 @@ class Story(Computed):
 
     def _alternation_row(self, results: Results) -> Row:
         state, found = results.best(self.stored)
-        chosen = [net for net in found.get("networks", ()) if net["run"] == SNAPSHOTS[0].name]
+        chosen = [net for net in found.get("networks", ()) if net["reading"] == "as released"]
         alternating = sum(len(net["alternating"]) for net in chosen)
         both = sum(net["both_settle"] for net in chosen)
         return Row(
@@ -171,15 +172,11 @@ class Story(Computed):
         )
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
-        outcomes = [
-            outcome
-            for run in (RUNS[RECIPE], *training.deviations(RECIPE))
-            if (outcome := training.best(run, results))
-        ]
+        outcomes = [outcome for name in COMPARED if (outcome := training.best(RUNS[name], results))]
         blocks: list[Block] = []
         if outcomes:
             blocks += [_readings_table(outcomes), _epochs_chart(outcomes, results)]
-        if outcomes and outcomes[0].run.name == RECIPE:
+        if outcomes and outcomes[0].run.name == COMPARED[0]:
             blocks.append(_psi_chart(outcomes[0], results))
         return *blocks, *super().blocks(results)
 
@@ -209,7 +206,7 @@ def _looked_at(net: dict[str, Any]) -> dict[str, str]:
 
 
 def _reading(run: TrainingRun) -> str:
-    return run.label.removesuffix("snapshot").rstrip("-") or "as released"
+    return run.label.removesuffix(" snapshot")
 
 
 def _diverged(outcome: Outcome) -> Tensor:
@@ -278,7 +275,7 @@ def _from_to(values: Tensor, digits: int = 2) -> str:
 
 
 def _label(outcome: Outcome) -> str:
-    return (outcome.run.label or "as released") + (", quick" if outcome.quick else "")
+    return outcome.run.label + (", quick" if outcome.quick else "")
 
 
 def _readings_table(outcomes: Sequence[Outcome]) -> Table:

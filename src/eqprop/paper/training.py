@@ -1,6 +1,6 @@
 """The training runs behind the paper's tables and curves: what is run, and what came of it.
 
-A run is a recipe as the authors released it, or a *deviation*: the same recipe with something
+A run is a recipe, read as a document supports it, or a *variant*: the same recipe with something
 named done otherwise. Several items share a run.
 """
 
@@ -18,6 +18,15 @@ from torch import Tensor
 from eqprop import data as datasets
 from eqprop.paper.item import Order, Results, State
 from eqprop.paper.published import ANGLES
+from eqprop.paper.sources import (
+    COMMANDS,
+    EQUATIONS,
+    GLOROT,
+    OWN_SLOPE,
+    RANDOM_SIGN,
+    THEOREM,
+    Source,
+)
 from eqprop.paper.verdict import Measured
 from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
@@ -32,21 +41,27 @@ QUICK_SAMPLES = {1: (20000, 5000), 2: (1000, 500)}  # by hidden layers: train, t
 @dataclass(frozen=True)
 class TrainingRun:
     name: str  # of its folder
-    recipe: str  # that it runs, or deviates from
+    recipe: str  # that it runs, or varies
+    reading: str  # how the recipe is read, in words
+    source: Source | None  # None: found by trial
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    note: str = ""  # the deviation, in words
-    # angles that are trained together, each in a folder of its own, where all would take too long
+    # angles that are trained together, each part in a folder of its own: all would take too long
     parts: tuple[tuple[float, ...], ...] = ()
 
     @property
     def label(self) -> str:
-        """A deviation's short name, "in-turn"; empty for a recipe as released."""
-        return self.name.removeprefix(self.recipe).removeprefix("-")
+        """A variant's short name, "in turn"; empty for the recipe itself."""
+        return self.name.removeprefix(self.recipe).removeprefix("-").replace("-", " ")
 
     @property
     def pieces(self) -> tuple[TrainingRun, ...]:
         return tuple(
-            TrainingRun(f"{self.name}-part-{k}", self.recipe, {**self.overrides, "angle": angles})
+            replace(
+                self,
+                name=f"{self.name}-part-{k}",
+                overrides={**self.overrides, "angle": angles},
+                parts=(),
+            )
             for k, angles in enumerate(self.parts, 1)
         )
 
@@ -60,63 +75,93 @@ class TrainingRun:
         return replace(small, train_samples=train, test_samples=test)
 
 
-def _recipe(name: str, **overrides: Any) -> TrainingRun:
-    return TrainingRun(name, name, overrides)
+def _recipe(name: str, reading: str = "as released", source: Source = COMMANDS) -> TrainingRun:
+    return TrainingRun(name, name, reading, source)
 
 
-def _deviation(recipe: str, label: str, note: str, **overrides: Any) -> TrainingRun:
-    return TrainingRun(f"{recipe}-{label}", recipe, overrides, note)
+def _vary(
+    run: TrainingRun, label: str, reading: str, source: Source | None, **overrides: Any
+) -> TrainingRun:
+    """`run` with something done otherwise; what varies a variant says so."""
+    return replace(
+        run,
+        name=f"{run.recipe}-{label}",
+        reading=f"{run.label}, but {reading}" if run.label else reading,
+        source=source,
+        overrides={**run.overrides, **overrides},
+    )
 
 
-def _in_parts(run: TrainingRun) -> TrainingRun:
-    """Fifteen networks at a time."""
-    return replace(run, parts=tuple(ANGLES[k : k + 3] for k in (0, 3, 6)))
+def _glorot(run: TrainingRun) -> TrainingRun:
+    return _vary(run, "glorot", "Glorot weights", GLOROT, init="glorot")
 
 
-_IN_TURN = "layers updated in turn in the free phase"
-_NO_BIAS = "no biases, as the paper's equations are written"
-_GLOROT = "Glorot weights, as the paper's text has them"
+def _no_bias(run: TrainingRun) -> TrainingRun:
+    return _vary(run, "no-bias", "no biases", EQUATIONS, bias=False, frozen=())
+
+
+def _in_turn(run: TrainingRun) -> TrainingRun:
+    return _vary(run, "in-turn", "layers updated in turn in the free phase", None, in_turn=True)
+
+
+def _random_sign(run: TrainingRun) -> TrainingRun:
+    return _vary(run, "random-sign", "random sign of β", None, random_sign=True)
+
+
+def _hard_sigmoid(run: TrainingRun) -> TrainingRun:
+    return _vary(run, "hard-sigmoid", "hard sigmoid", None, activation="hard_sigmoid")
+
+
+def _untied(name: str, parts: tuple[tuple[float, ...], ...] = ()) -> TrainingRun:
+    reading = "σ′ at the synapse's own drive in the update"
+    return TrainingRun(name, name, reading, OWN_SLOPE, {"angle": ANGLES}, parts)
+
+
+def _full(run: TrainingRun) -> TrainingRun:
+    reading = "σ′ at the whole drive of the layer in the update"
+    return _vary(run, "full", reading, THEOREM, update_slope="full")
+
+
+def _released(run: TrainingRun) -> TrainingRun:
+    return _vary(run, "as-released", "no σ′ in the update", COMMANDS, update_slope="none")
+
+
+_EP_1H, _EP_2H, _C_EP_2H = map(_recipe, ("ep-1h", "ep-2h", "c-ep-2h"))
+_C_EP_1H = _recipe("c-ep-1h", "random sign of β, the rest as released", RANDOM_SIGN)
+_C_EP_1H_FIXED = _recipe("c-ep-1h-fixed-beta")
+_RESCALED_1H, _RESCALED_2H = map(_recipe, ("rescaled-c-ep-1h", "rescaled-c-ep-2h"))
+_C_VF_1H = _untied("c-vf-1h")
+_C_VF_2H = _untied("c-vf-2h", parts=tuple(ANGLES[k : k + 3] for k in (0, 3, 6)))
 
 RUNS = {
     run.name: run
     for run in (
-        _recipe("ep-1h"),
-        _deviation("ep-1h", "glorot", _GLOROT, init="glorot"),
-        _deviation("ep-1h", "no-bias", _NO_BIAS, bias=False),
-        _recipe("ep-2h"),
-        _deviation("ep-2h", "in-turn", _IN_TURN, in_turn=True),
-        _deviation("ep-2h", "glorot", _GLOROT, init="glorot"),
-        _deviation("ep-2h", "no-bias", _NO_BIAS, bias=False),
-        _recipe("c-ep-1h-fixed-beta"),
-        _deviation("c-ep-1h-fixed-beta", "in-turn", _IN_TURN, in_turn=True),
-        _recipe("c-ep-1h"),
-        _deviation("c-ep-1h", "glorot", _GLOROT, init="glorot"),
-        _deviation("c-ep-1h", "no-bias", _NO_BIAS, bias=False),
-        _recipe("c-ep-2h"),
-        _recipe("rescaled-c-ep-1h"),
-        _recipe("rescaled-c-ep-2h"),
-        _deviation("rescaled-c-ep-2h", "in-turn", _IN_TURN, in_turn=True),
-        _recipe("c-vf-1h", angle=ANGLES),
-        _deviation("c-vf-1h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True),
-        _deviation("c-vf-1h", "no-bias", _NO_BIAS, angle=ANGLES, bias=False, frozen=()),
-        _deviation("c-vf-1h", "glorot", _GLOROT, angle=ANGLES, init="glorot"),
-        _deviation(
-            "c-vf-1h",
-            "glorot-no-bias",
-            "Glorot weights and no biases: the paper as it is written",
-            angle=ANGLES,
-            init="glorot",
-            bias=False,
-            frozen=(),
-        ),
-        _in_parts(_recipe("c-vf-2h", angle=ANGLES)),
-        _in_parts(_deviation("c-vf-2h", "in-turn", _IN_TURN, angle=ANGLES, in_turn=True)),
+        _EP_1H,
+        *(vary(_EP_1H) for vary in (_glorot, _no_bias)),
+        _EP_2H,
+        *(vary(_EP_2H) for vary in (_in_turn, _random_sign, _hard_sigmoid, _glorot, _no_bias)),
+        _C_EP_1H_FIXED,
+        _in_turn(_C_EP_1H_FIXED),
+        _C_EP_1H,
+        *(vary(_C_EP_1H) for vary in (_glorot, _no_bias)),
+        _C_EP_2H,
+        _RESCALED_1H,
+        _RESCALED_2H,
+        *(vary(_RESCALED_2H) for vary in (_in_turn, _random_sign, _hard_sigmoid)),
+        _C_VF_1H,
+        _released(_C_VF_1H),
+        *(vary(_released(_C_VF_1H)) for vary in (_in_turn, _no_bias)),
+        _full(_C_VF_1H),
+        _C_VF_2H,
+        _released(_C_VF_2H),
+        _in_turn(_released(_C_VF_2H)),
+        _full(_C_VF_2H),
     )
 }
 BY_NAME = RUNS | {piece.name: piece for run in RUNS.values() for piece in run.pieces}
 
 
-def deviations(recipe: str) -> tuple[TrainingRun, ...]:
+def variants(recipe: str) -> tuple[TrainingRun, ...]:
     return tuple(run for run in RUNS.values() if run.recipe == recipe and run.label)
 
 

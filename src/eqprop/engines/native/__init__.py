@@ -43,6 +43,7 @@ MAX_LAYERS = 8
 RULES = {EP: 0, ContinualEP: 1, VF: 2, ContinualVF: 3}
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 SLOPES = {"all": 0, "hidden": 1, "none": 2}
+UPDATE_SLOPES = {UpdateSlope.NONE: 0, UpdateSlope.OWN: 1, UpdateSlope.FULL: 2}
 
 _pointers = ctypes.c_void_p * MAX_LAYERS
 
@@ -60,6 +61,7 @@ class _Problem(ctypes.Structure):
                 "activation",
                 "real_time",
                 "slope",
+                "update_slope",
                 "tied",
                 "in_turn",
                 "free_steps",
@@ -96,8 +98,6 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
         return "an activation of your own, or different ones"
     if model.input_activation not in (IDENTITY, model.activations[0]):
         return "an input with an activation of its own"
-    if isinstance(rule, VectorFieldRule) and rule.update_slope != UpdateSlope.NONE:
-        return "an update_slope"
     tied = {s.tied for s in model.synapses if not s.from_input}
     if len(tied) > 1 or (tied == {False} and type(rule) in (EP, ContinualEP)):
         return "tied and untied synapses mixed, or EP on untied ones"
@@ -153,6 +153,8 @@ class NativeEngine(Engine):
         p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
+        if isinstance(rule, VectorFieldRule):
+            p.update_slope = UPDATE_SLOPES[UpdateSlope(rule.update_slope)]
         p.tied = int(net.tied)
         p.in_turn = rule.in_turn
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance

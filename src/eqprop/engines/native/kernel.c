@@ -8,7 +8,8 @@
          W(t) = W_00 + c A_tᵀ P_t,         W_00 = W(0) − c A_0ᵀ P_0
      and is either written anew at each step (small blocks) or never, as
          A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t   (large ones);
-   - C-VF accumulates W += c A_tᵀ D_t in a packed copy.
+   - C-VF accumulates W += c A_tᵀ D_t in a packed copy;
+   - σ′ in the update (update_slope) is a factor of D, so the same identities hold with it.
    `run` reads parameters and writes scratch; `commit` writes parameters. So a minibatch that
    fails in any member leaves all of them as they were. `learn` does both, for many minibatches
    gathered from a data set; there the caller keeps a copy.
@@ -55,12 +56,13 @@ typedef whole ivec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may
 
 enum { EP, CONTINUAL_EP, VF, CONTINUAL_VF };
 enum { SIGMOID, TANH, HARD_SIGMOID, IDENTITY };
-enum { SLOPE_ALL, SLOPE_HIDDEN, SLOPE_NONE };
+enum { SLOPE_ALL, SLOPE_HIDDEN, SLOPE_NONE };                  /* σ′ in the dynamics of real time */
+enum { UPDATE_SLOPE_NONE, UPDATE_SLOPE_OWN, UPDATE_SLOPE_FULL }; /* σ′ in the update of discrete time */
 
 typedef struct {
     int32_t layers, batch, inputs, members;
     int32_t size[MAX_LAYERS];
-    int32_t rule, activation, real_time, slope, tied, in_turn, free_steps, nudged_steps;
+    int32_t rule, activation, real_time, slope, update_slope, tied, in_turn, free_steps, nudged_steps;
     int32_t shared_x, shared_y, threads, minibatches;
     double dt, tolerance, rescale; /* tolerance < 0: none */
     const real *x, *y;
@@ -279,8 +281,11 @@ typedef struct {
     real *first[MAX_LAYERS];                  /* rates at the steady state */
     real *drive[MAX_LAYERS];                  /* from the input and the bias */
     real *moved[MAX_LAYERS];                  /* R: sum of the changes of the drives' ends */
-    real *change[MAX_LAYERS];                 /* D: change of a layer, pulled back to its drive;
-                                                 when the phase is over, the last rates */
+    real *change[MAX_LAYERS];                 /* D: change of a layer, pulled back to its drive by the
+                                                 synapse into it; before, σ′ at that drive; when the
+                                                 phase is over, the last rates */
+    real *back_change[MAX_LAYERS];            /* the same by the synapse out of it: `change` itself
+                                                 unless each synapse has a σ′ of its own */
     real *wf[MAX_LAYERS], *wb[MAX_LAYERS];    /* packed weights of synapse k: layer k−1 → k, and back;
                                                  the first transposed where the layer is narrow */
     real *f0[MAX_LAYERS], *b0[MAX_LAYERS];    /* W_00, or the total update of VF */
@@ -330,6 +335,10 @@ static size_t layout(const Problem *p, Member *m, char *at) {
         TAKE(drive[l], real, B * n);
         TAKE(moved[l], real, B * n);
         TAKE(change[l], real, B * n);
+        if (p->update_slope == UPDATE_SLOPE_OWN)
+            TAKE(back_change[l], real, B * n);
+        else if (m)
+            m->back_change[l] = m->change[l];
         if (l > 0) {
             long b = p->size[l] * padded(p->size[l - 1]), f = narrow(p, l) ? b : p->size[l - 1] * n;
             TAKE(wb[l], real, b);
@@ -513,11 +522,32 @@ static void open_weights(Member *m) {
         }
 }
 
+/* next = σ(forward + backward) of layer l, with σ′(forward) in `change`, σ′(backward) in
+   `back_change`, where `backward` lies before. Returns what was not finite in the drives. */
+INLINE vec move_with_slopes(const int activation, Member *m, int l, const real *forward) {
+    vec seen = {0};
+    int n = m->p->size[l], inner = l + 1 < m->L;
+    for (int b = 0; b < m->B; b++)
+        for (long j = 0, at = b * m->pad[l]; j < n; j += V, at += V) {
+            vec u = *(const vec *)(forward + at), a = activate(activation, u);
+            *(vec *)(m->change[l] + at) = slope(activation, u, a);
+            if (inner) {
+                vec v = *(vec *)(m->back_change[l] + at);
+                *(vec *)(m->back_change[l] + at) = slope(activation, v, activate(activation, v));
+                u += v;
+                a = activate(activation, u);
+            }
+            seen = watch(seen, u);
+            *(vec *)(m->next[l] + at) = a;
+        }
+    return seen;
+}
+
 /* The next state of layer l, from `base` + the drives of its neighbours. Returns what
-   was not finite in them. */
-static vec move(Member *m, int l, const real *base) {
+   was not finite in them. Leaves the σ′ that `update_slope` asks for in `change` and `back_change`. */
+static vec move(Member *m, int l, const real *base, int update_slope) {
     const Problem *p = m->p;
-    int fused = !p->real_time && p->activation == SIGMOID;
+    int fused = !p->real_time && p->activation == SIGMOID && update_slope == UPDATE_SLOPE_NONE;
     long ld = m->pad[l], count = m->B * ld;
     real *to = m->next[l];
     int n_before = l > 0 && !m->silent ? p->size[l - 1] : 0;
@@ -532,6 +562,13 @@ static vec move(Member *m, int l, const real *base) {
         multiply(m->B, p->size[l], before);
         base = to;
     }
+    if (update_slope == UPDATE_SLOPE_OWN) {
+        if (l + 1 < m->L)
+            multiply(m->B, p->size[l], (Product){m->rate[l + 1], m->pad[l + 1], m->wb[l + 1], ld, 0,
+                                                 m->back_change[l], ld, n_after, 1});
+        return p->activation == SIGMOID ? move_with_slopes(SIGMOID, m, l, base)
+                                        : move_with_slopes(p->activation, m, l, base);
+    }
     if (l + 1 < m->L) {
         Product after = {m->rate[l + 1], m->pad[l + 1], m->wb[l + 1], ld, base, to, ld, n_after, 1};
         if (fused) return multiply_and_activate(m->B, p->size[l], after);
@@ -544,9 +581,11 @@ static vec move(Member *m, int l, const real *base) {
     for (long i = 0; i < count; i += V) {
         vec v = *(vec *)(to + i);
         seen = watch(seen, v);
-        if (!p->real_time)
-            *(vec *)(to + i) = activate(p->activation, v);
-        else {
+        if (!p->real_time) {
+            vec next = activate(p->activation, v);
+            *(vec *)(to + i) = next;
+            if (update_slope == UPDATE_SLOPE_FULL) *(vec *)(m->change[l] + i) = slope(p->activation, v, next);
+        } else {
             vec state = *(const vec *)(s + i);
             if (with_slope) v *= slope(p->activation, state, *(const vec *)(a + i));
             *(vec *)(to + i) = (real)(1 - p->dt) * state + (real)p->dt * v;
@@ -601,7 +640,7 @@ static int free_phase(Member *m) {
     while (t < p->free_steps) {
         m->silent = t == 0 && !p->real_time && p->free_steps > 1; /* a step alone shows weights not finite */
         for (int l = 0; l < m->L; l++)
-            if (groups == 1 || l % 2 == t % 2) seen += move(m, l, m->drive[l]);
+            if (groups == 1 || l % 2 == t % 2) seen += move(m, l, m->drive[l], UPDATE_SLOPE_NONE);
         for (int l = 0; l < m->L; l++)
             if (groups == 1 || l % 2 == t % 2) settle(m, l);
         t++;
@@ -698,13 +737,13 @@ static void open_blocks(Member *m) {
     }
 }
 
-/* f += cf A_tᵀ D and w += cb P_tᵀ D, for the two ends of synapse k; a tied weight gets both */
+/* f += cf A_tᵀ D and w += cb P_tᵀ D_back, for the two ends of synapse k; a tied weight gets both */
 static void add_steps(Member *m, int k, real cf, real cb, real *f, real *w) {
-    real **A = m->rate, **D = m->change;
+    real **A = m->rate, **D = m->change, **D_back = m->back_change;
     add_forward(m, k, cf, A, D, f, f);
-    if (m->p->tied) add_forward(m, k, cf, D, A, f, f);
+    if (m->p->tied) add_forward(m, k, cf, D_back, A, f, f);
     if (shared(m->p, k)) return;
-    add_backward(m, k, cb, D, A, w, w);
+    add_backward(m, k, cb, D_back, A, w, w);
     if (m->p->tied) add_backward(m, k, cb, A, D, w, w);
 }
 
@@ -737,6 +776,10 @@ static int nudged_phase(Member *m) {
     for (int l = 0; l < m->L; l++) {
         memcpy(m->first[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
         memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
+        if (p->update_slope == UPDATE_SLOPE_OWN) { /* it leaves the last vector of a longer row alone */
+            memset(m->change[l], 0, m->B * m->pad[l] * sizeof(real));
+            memset(m->back_change[l], 0, m->B * m->pad[l] * sizeof(real));
+        }
     }
     open_blocks(m);
     real c = (real)p->rescale * coefficient(m, p->rate[0]);
@@ -744,7 +787,8 @@ static int nudged_phase(Member *m) {
     for (int i = 0; i < m->B * m->B; i++) m->gram_x[i] = c * m->gram_x[i] + c_bias;
     vec seen = {0};
     for (int t = 0; t < p->nudged_steps; t++) {
-        for (int l = 0; l < m->L; l++) seen += move(m, l, moving ? second_drive(m, l) : m->drive[l]);
+        for (int l = 0; l < m->L; l++)
+            seen += move(m, l, moving ? second_drive(m, l) : m->drive[l], p->update_slope);
         for (int b = 0; b < m->B; b++) /* − β ε ∂ℓ/∂s at s_t */
             for (long j = 0; j < n_out; j++)
                 m->next[last][b * m->pad[last] + j] +=
@@ -757,6 +801,8 @@ static int nudged_phase(Member *m) {
                     vec s = *(vec *)(m->s[l] + i), d = *(vec *)(m->next[l] + i) - s;
                     if (p->real_time) d *= (real)p->dt;
                     if (with_slope) d *= slope(p->activation, s, *(vec *)(m->rate[l] + i));
+                    if (p->update_slope == UPDATE_SLOPE_OWN) *(vec *)(m->back_change[l] + i) *= d;
+                    if (p->update_slope != UPDATE_SLOPE_NONE) d *= *(vec *)(m->change[l] + i);
                     *(vec *)(m->change[l] + i) = d;
                     *(vec *)(m->moved[l] + i) += d;
                 }
