@@ -856,6 +856,10 @@ __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const
     const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
 #if SLOPE
     for (int k = t; k < BP * SLICE; k += THREADS) (&m.before1[0][0])[k] = (&m.moved1[0][0])[k] = 0;
+    /* rows of no sample, which take part in products, and where x was */
+    const int words = (BN - B) * ROW_BYTES / 4;
+    for (int k = t; k < 2 * (SEGMENT / 32) * words; k += THREADS)
+        ((u32 *)&m.change[k / words / (SEGMENT / 32)].blocks[k / words % (SEGMENT / 32)].v[B])[k % words] = 0;
     for (int j = t; j < SLICE; j += THREADS) m.sum_m[j] = 0;
     if (t < O) m.sum_o[t] = 0;
 #else
