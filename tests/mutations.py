@@ -53,10 +53,84 @@ DEFECTS = (
     ),
     Defect(
         "C-VF: s_{t+1} where s_t belongs",
-        "rules/continual_vf.py",
-        "vector_field_gradient(trial.x, s, ds)",
-        "vector_field_gradient(trial.x, s_next, ds)",
+        "rules/vector_field.py",
+        "vector_field_gradient(trial.x, s, ds, self.update_slope)",
+        "vector_field_gradient(trial.x, s_next, ds, self.update_slope)",
         "test_networks.py::test_vector_field_updates_are_changes_times_what_is_transmitted",
+    ),
+    Defect(
+        "own slope: σ′ at the whole drive of the layer",
+        "network.py",
+        "self.activations[j].slope(synapse.forward_drive(pre))",
+        "self.activations[j].slope(self._drive(j, self._rates(s), self.hold(x)))",
+        "test_update_slope.py::test_the_update_is_the_loop_over_neurons",
+    ),
+    Defect(
+        "own slope: σ′ at the drive without the bias of the synapse",
+        "network.py",
+        "self.activations[j].slope(synapse.forward_drive(pre))",
+        "self.activations[j].slope(pre @ synapse.weight)",
+        "test_update_slope.py::test_the_update_is_the_loop_over_neurons",
+    ),
+    Defect(
+        "own slope: a bias moves without its factor",
+        "network.py",
+        'summed[f"{name}.{field}"] = gradient',
+        'summed[f"{name}.{field}"] = driven[j].sum(-2) if field == "bias" else gradient',
+        "test_update_slope.py::test_the_update_is_the_loop_over_neurons",
+    ),
+    Defect(
+        "C-VF: half of each update with σ′ at the weights that the other half has moved",
+        "rules/vector_field.py",
+        "            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, change))",
+        "            half = {name: g / 2 for name, g in change.items()}\n"
+        "            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, half))\n"
+        "            late = trial.model.vector_field_gradient(trial.x, s, ds, self.update_slope)\n"
+        "            half = {name: g / 2 for name, g in late.items()}\n"
+        "            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, half))",
+        "test_update_slope.py::test_a_minibatch_is_the_loop_over_time",
+    ),
+    Defect(
+        "compiled engine, own slope: σ′ at the whole drive of the layer",
+        "engines/native/kernel.c",
+        "vec u = *(const vec *)(forward + at), a = activate(activation, u);\n"
+        "            *(vec *)(m->change[l] + at) = slope(activation, u, a);",
+        "vec u = *(const vec *)(forward + at), a = activate(activation, u);\n"
+        "            vec w = u;\n"
+        "            if (inner) w += *(vec *)(m->back_change[l] + at);\n"
+        "            *(vec *)(m->change[l] + at) = slope(activation, w, activate(activation, w));",
+        "test_engines.py::test_layers_in_turn[native-C-VF, own slope]",
+    ),
+    Defect(
+        "compiled engine, own slope: a bias moves without its factor",
+        "engines/native/kernel.c",
+        "*(vec *)(m->moved[l] + i) += d;",
+        "vec whole = *(vec *)(m->next[l] + i) - s;\n"
+        "                    *(vec *)(m->moved[l] + i) += l ? whole : d;",
+        "test_engines.py::test_layers_in_turn[native-C-VF, own slope]",
+    ),
+    Defect(
+        "compiled engine, own slope: a backward weight moves with the slope of the forward drive",
+        "engines/native/kernel.c",
+        "**D_back = m->back_change;",
+        "**D_back = m->change;",
+        "test_engines.py::test_layers_in_turn[native-C-VF, own slope]",
+    ),
+    Defect(
+        "telescoped engine, own slope: σ′ at the drive of the input after its weights moved",
+        "engines/telescoped.py",
+        "moved = [m + d for m, d in zip(moved, change_f, strict=True)]",
+        "moved = [m + d for m, d in zip(moved, change_f, strict=True)]\n"
+        "                late = self._slope(torch.baddbmm(self.drive[0], spread, moved[0]))\n"
+        "                moved[0] = moved[0] - change_f[0] + late * (s_next[0] - s[0])",
+        "test_engines.py::test_layers_in_turn[telescoped-C-VF, own slope]",
+    ),
+    Defect(
+        "telescoped engine, own slope: a backward weight moves with the slope of the forward drive",
+        "engines/telescoped.py",
+        "change_b.append(change_f[k] if slope_b is slope_f else slope_b * change)",
+        "change_b.append(change_f[k])",
+        "test_engines.py::test_layers_in_turn[telescoped-C-VF, own slope]",
     ),
     Defect(
         "VF on tied weights: W where Wᵀ belongs in the backward share",

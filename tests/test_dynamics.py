@@ -439,7 +439,7 @@ def test_an_infinity_of_a_single_step_is_caught_at_that_step(bad, call, where):
     class Field(eqprop.VectorField):
         """Without the vjp, which would count as a call: this test is about the dynamics."""
 
-        def vector_field_gradient(self, x, s, ds):
+        def vector_field_gradient(self, x, s, ds, update_slope="none"):
             return {"w": torch.zeros(1, dtype=torch.float64)}
 
     model = Field(f, parameters={"w": torch.ones(1, dtype=torch.float64)}, layers={"a": 2, "b": 1})

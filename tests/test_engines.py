@@ -333,7 +333,9 @@ def test_a_member_is_the_same_in_any_company(kind):
 def test_auto_takes_the_compiled_engine_where_it_can_and_the_reference_elsewhere():
     net = eqprop.layered(4, 3, 2)
     ep = eqprop.EP(beta=0.1, free_steps=4, nudged_steps=2)
-    assert type(eqprop.make_engine(net, ep, 0.1)) is engines.NativeEngine
+    own = eqprop.VF(beta=0.1, free_steps=4, nudged_steps=2, update_slope="own")
+    for rule in (ep, own):
+        assert type(eqprop.make_engine(net, rule, 0.1)) is engines.NativeEngine
     lateral = eqprop.Network(
         [eqprop.Input(4), eqprop.Layer("h", 3), eqprop.Layer("o", 2)],
         [eqprop.Dense("input", "h"), eqprop.Dense("h", "o"), eqprop.Dense("h", "h")],

@@ -211,10 +211,11 @@ def test_a_rule_asks_the_model_about_two_moments_a_step(rule, tied, monkeypatch)
     for name in ("phi_gradient", "vector_field_gradient"):
         whole = getattr(net, name)
 
-        def listening(x, s, *ds, whole=whole):
+        def listening(x, s, *ds_and_slope, whole=whole):
             asked.append(s)
-            asked.extend(tuple(a + d for a, d in zip(s, v, strict=True)) for v in ds)
-            return whole(x, s, *ds)
+            for ds in ds_and_slope[:1]:
+                asked.append(tuple(a + d for a, d in zip(s, ds, strict=True)))
+            return whole(x, s, *ds_and_slope)
 
         monkeypatch.setattr(net, name, listening)
     stream = rule.gradients(net, x, y)

@@ -375,6 +375,7 @@ def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: s
         "in_turn": True,
         "tolerance": 0.25,
         "rescale": 0.5,
+        "update_slope": "own",
     }.items():
         if key not in has:
             recipe = load(name)

@@ -276,7 +276,7 @@ class _Minibatch:
         return (1 - self.net.time.epsilon) * s[k] + self._gain(k, s[k]) * total
 
     def _slope(self, drive: Tensor) -> Tensor:
-        """σ′ at a drive."""
+        """σ′ at a drive of discrete time, scaled as drives are."""
         if self.sigma != SIGMOID:
             return self.sigma.slope(drive)
         value = torch.sigmoid(drive)

@@ -35,7 +35,6 @@ from eqprop.rules import (
     VectorFieldRule,
 )
 from eqprop.timesteps import RealTime
-from eqprop.update_slope import UpdateSlope
 
 __all__ = ["CannotBuild", "NativeEngine"]
 
@@ -43,7 +42,7 @@ MAX_LAYERS = 8
 RULES = {EP: 0, ContinualEP: 1, VF: 2, ContinualVF: 3}
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 SLOPES = {"all": 0, "hidden": 1, "none": 2}
-UPDATE_SLOPES = {UpdateSlope.NONE: 0, UpdateSlope.OWN: 1, UpdateSlope.FULL: 2}
+UPDATE_SLOPES = {"none": 0, "own": 1, "full": 2}
 
 _pointers = ctypes.c_void_p * MAX_LAYERS
 
@@ -154,7 +153,7 @@ class NativeEngine(Engine):
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
         if isinstance(rule, VectorFieldRule):
-            p.update_slope = UPDATE_SLOPES[UpdateSlope(rule.update_slope)]
+            p.update_slope = UPDATE_SLOPES[rule.update_slope]
         p.tied = int(net.tied)
         p.in_turn = rule.in_turn
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance

@@ -56,7 +56,7 @@ typedef whole ivec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may
 
 enum { EP, CONTINUAL_EP, VF, CONTINUAL_VF };
 enum { SIGMOID, TANH, HARD_SIGMOID, IDENTITY };
-enum { SLOPE_ALL, SLOPE_HIDDEN, SLOPE_NONE };                  /* σ′ in the dynamics of real time */
+enum { SLOPE_ALL, SLOPE_HIDDEN, SLOPE_NONE };                    /* σ′ in the dynamics of real time */
 enum { UPDATE_SLOPE_NONE, UPDATE_SLOPE_OWN, UPDATE_SLOPE_FULL }; /* σ′ in the update of discrete time */
 
 typedef struct {
@@ -522,8 +522,9 @@ static void open_weights(Member *m) {
         }
 }
 
-/* next = σ(forward + backward) of layer l, with σ′(forward) in `change`, σ′(backward) in
-   `back_change`, where `backward` lies before. Returns what was not finite in the drives. */
+/* The next state of layer l, from its drive by the synapse into it, `forward`, and by the one out
+   of it, which lies in `back_change`. Writes σ′ at the first to `change`, at the second over it.
+   Returns what was not finite in their sum. */
 INLINE vec move_with_slopes(const int activation, Member *m, int l, const real *forward) {
     vec seen = {0};
     int n = m->p->size[l], inner = l + 1 < m->L;
@@ -776,7 +777,7 @@ static int nudged_phase(Member *m) {
     for (int l = 0; l < m->L; l++) {
         memcpy(m->first[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
         memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
-        if (p->update_slope == UPDATE_SLOPE_OWN) { /* it leaves the last vector of a longer row alone */
+        if (p->update_slope == UPDATE_SLOPE_OWN) { /* no σ′ is written beyond the last neuron's vector */
             memset(m->change[l], 0, m->B * m->pad[l] * sizeof(real));
             memset(m->back_change[l], 0, m->B * m->pad[l] * sizeof(real));
         }
