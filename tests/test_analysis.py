@@ -2,8 +2,9 @@
 passes where Theorem 1 holds and fails on rules and models that break it.
 """
 
+import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -183,6 +184,80 @@ def test_learning_rates_move_theta_along_as_an_engine_does():
         assert (parameter - before[name]).norm() > 1e-4, name
 
 
+RESCALED = {
+    "ContinualEP": eqprop.ContinualEP(beta=0.2, free_steps=T, nudged_steps=K, rescale=0.25),
+    "ContinualVF": eqprop.ContinualVF(beta=0.2, free_steps=T, nudged_steps=K, rescale=0.25),
+}
+
+
+@pytest.mark.parametrize("rule", RESCALED.values(), ids=RESCALED)
+def test_a_rescaled_rule_moves_theta_by_its_share_of_the_learning_rates(rule):
+    # Alg. debug-cep, written out: θ ← θ − rescale·η·Δ(t) on a copy, and the Δ(t) summed
+    model, (x, y) = real_time(), batch()
+    eta, inside = 0.4, copy.deepcopy(model)
+    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for gradients in rule.gradients(inside, x, y):
+        for name, parameter in inside.named_parameters():
+            parameter.sub_(0.25 * eta * gradients[name])
+            expected[name] += gradients[name]
+    total = eqprop.total_update(model, rule, x, y, learning_rates=eta)
+    process = eqprop.time_resolved(model, rule, x, y, learning_rates=eta)
+    at_eta = eqprop.total_update(model, replace(rule, rescale=None), x, y, learning_rates=eta)
+    at_zero = eqprop.total_update(model, rule, x, y)
+    for name, value in expected.items():
+        torch.testing.assert_close(total[name], value, rtol=0, atol=1e-14)
+        torch.testing.assert_close(process.total()[name], value, rtol=0, atol=1e-14)
+        for other in (at_eta, at_zero):
+            assert (other[name] - value).norm() > 1e-3 * value.norm(), name
+
+
+@pytest.mark.parametrize("rule", RESCALED.values(), ids=RESCALED)
+def test_the_total_of_a_rescaled_rule_is_what_an_engine_applies(rule):
+    model, (x, y) = real_time(), batch()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    total = eqprop.total_update(model, rule, x, y, learning_rates=0.4)
+    eqprop.make_engine(model, rule, learning_rates=0.4).step(x, y)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, before[name] - 0.4 * total[name], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("share", [0.25, torch.tensor([0.25, 0.5], dtype=torch.float64)])
+def test_rescaling_multiplies_the_learning_rates_of_each_member(share):
+    net, (x, y) = real_time(ensemble=2), batch()
+    rates = share / 0.25  # what a share of 0.25 makes of it
+    rescaled = eqprop.total_update(net, RESCALED["ContinualEP"], x, y, learning_rates=rates)
+    plain = eqprop.total_update(net, continual_ep(0.2), x, y, learning_rates=share)
+    for name, value in plain.items():
+        assert torch.equal(rescaled[name], value), name
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_theta_moves_during_the_phase_under_continual_rules_alone(rule):
+    model, (x, y) = real_time(), batch()
+    still = eqprop.total_update(model, rule, x, y)
+    given = eqprop.total_update(model, rule, x, y, learning_rates=0.5)
+    report = eqprop.gddcheck(model, rule, x, y, learning_rates=0.5)
+    moved = any(not torch.equal(given[name], still[name]) for name in still)
+    assert moved is rule.continual is report.moving is ("Continual" in type(rule).__name__)
+    assert ("weights moving" in str(report)) is moved
+    assert ("weights held still" in str(report)) is not moved
+    if not moved:
+        assert report == eqprop.gddcheck(model, rule, x, y)
+
+
+def test_a_wrong_learning_rate_is_an_error_where_theta_does_not_move_too():
+    model, (x, y) = real_time(), batch()
+    for rule in RULES.values():
+        with pytest.raises(ValueError, match="learning_rates"):
+            eqprop.gddcheck(model, rule, x, y, learning_rates=-0.5)
+
+
+def test_the_shares_of_the_learning_rates_that_move_theta_within_the_phase():
+    shares = {name: rule.moving_share for name, rule in RULES.items()}
+    assert shares == {name: float("Continual" in name) for name in RULES}
+    assert {rule.moving_share for rule in RESCALED.values()} == {0.25}
+
+
 # gddcheck
 
 
@@ -241,6 +316,20 @@ def test_gddcheck_passes_for_rbp_after_a_settled_free_phase():
     assert report.steps == K
 
 
+@pytest.mark.parametrize("learning_rates", [None, 0.5])
+@pytest.mark.parametrize("backward_steps", [K, None])
+def test_gddcheck_of_bptt_finds_no_difference(backward_steps, learning_rates):
+    x, y = batch()
+    rule = eqprop.BPTT(free_steps=20, backward_steps=backward_steps)
+    report = eqprop.gddcheck(real_time(), rule, x, y, learning_rates=learning_rates)
+    steps = backward_steps or 20
+    assert (report.rule, report.steps, report.moving) == ("BPTT", steps, False)
+    assert str(report).startswith(f"BPTT against BPTT over {steps} steps, weights held still")
+    for row in report.rows:
+        assert (row.relative_error, row.sign_agreement, row.passed) == (0, 1, True)
+        assert row.angle < 5e-6  # arccos near 1
+
+
 def test_gddcheck_passes_with_the_small_learning_rates_of_the_double_limit():
     x, y = batch()
     report = eqprop.gddcheck(real_time(), continual_ep(), x, y, learning_rates=1e-6)
@@ -258,6 +347,10 @@ class Altered(eqprop.Rule):
     @property
     def horizon(self):
         return self.rule.horizon
+
+    @property
+    def moving_share(self):
+        return self.rule.moving_share
 
     def present(self, model, x, y, cost, sign):
         return self.rule.present(model, x, y, cost, sign)

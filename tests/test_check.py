@@ -5,6 +5,7 @@ network and minibatch, in float64; networks for which the answer is known before
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import torch
 import eqprop
 from eqprop.data import Dataset
 from eqprop.runs import recipe as recipes
+from eqprop.runs.check import Angles, check
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.seeds import generator
 
@@ -41,11 +43,18 @@ class Printed:
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """What η, β and asymmetry add, and what is left."""
+        """What η, β, asymmetry and update_slope add, and what is left."""
         number = r"(-?[\d.]+)°"
-        pattern = f"η adds {number}, β {number}, asymmetry {number}; {number} is left"
+        slope = rf"(?:, update_slope \w+ {number})?"
+        pattern = f"η adds {number}, β {number}, asymmetry {number}{slope}; {number} is left"
         (found,) = re.findall(pattern, self.text)
-        return tuple(map(float, found))
+        return tuple(float(part or 0.0) for part in found)
+
+    @property
+    def cause(self) -> str | None:
+        """Why something is left."""
+        (found,) = re.findall(r"is left(?: \((.*)\))?$", self.text, re.MULTILINE)
+        return found or None
 
     @property
     def leaving(self) -> list[tuple[float, float] | None]:
@@ -76,19 +85,28 @@ class ByHand:
                 synapse.backward_weight.data = synapse.weight.data.mT.clone()
         return net
 
+    def rule(self, member: Member, update_slope: str | None = None) -> eqprop.Rule:
+        """The recipe's rule, which leaves the rescaling of η to `rates`."""
+        slope = update_slope or self.recipe.update_slope
+        return replace(self.recipe, rescale=None, update_slope=slope).learning_rule([member])
+
     def rates(self, factor: float) -> dict[str, float] | None:
-        """Of all parameters that training moves."""
+        """Of all parameters that training moves, times a factor."""
         each = self.member.learning_rates
         names = [name for name, _ in self.net.named_parameters() if name not in self.recipe.frozen]
         return {name: factor * each[int(name.split(".")[1])] for name in names} if factor else None
 
     def angles(
-        self, net: eqprop.Network | None = None, beta: float | None = None, factor: float = 0.0
+        self,
+        net: eqprop.Network | None = None,
+        beta: float | None = None,
+        factor: float = 0.0,
+        update_slope: str | None = None,
     ) -> list[float]:
         """To BPTT's gradient: of everything, then of each synapse."""
         net = self.net if net is None else net
         member = self.member if beta is None else replace(self.member, beta=beta)
-        rule = self.recipe.learning_rule([member])
+        rule = self.rule(member, update_slope)
         T, K = self.recipe.free_steps, self.recipe.nudged_steps
         ours = eqprop.total_update(net, rule, self.x, self.y, learning_rates=self.rates(factor))
         exact = eqprop.total_update(
@@ -137,6 +155,8 @@ def assert_close(printed: list[float], by_hand: list[float]) -> None:
         ("c-ep-1h", {}),
         ("c-ep-2h", {"layers": "784,16,16,10", "free_steps": 40, "train_samples": 500}),
         ("c-vf-1h", {"angle": 60, "seed": 3}),
+        ("c-vf-1h", {"angle": 60, "update_slope": "own"}),
+        ("c-vf-1h", {"angle": 60, "update_slope": "full"}),
         ("rescaled-c-ep-1h", {"rescale": 0.01}),
         ("vf-1h", {"angle": 30, "time": "real-time", "dt": 0.4, "activation": "tanh"}),
     ],
@@ -155,13 +175,21 @@ def test_every_printed_angle_is_true(
     assert_close(printed.row("and β → 0"), by_hand.angles(beta=1e-4))
     still = by_hand.angles(by_hand.symmetric, beta=1e-4)
     assert_close(printed.row("and symmetric weights"), still)
+    can_gain = name == "c-vf-1h" and recipe.update_slope != "full"
+    assert printed.has_row("and update_slope full") is can_gain
+    if can_gain:
+        full = by_hand.angles(by_hand.symmetric, beta=1e-4, update_slope="full")
+        assert_close(printed.row("and update_slope full"), full)
     assert printed.has_row("as trained, −β") is recipe.random_sign
     if recipe.random_sign:
         opposite = by_hand.angles(beta=-member.beta, factor=moving)
         assert_close(printed.row("as trained, −β"), opposite)
-    rule = recipe.learning_rule([member])
     report = eqprop.gddcheck(
-        by_hand.net, rule, by_hand.x, by_hand.y, learning_rates=by_hand.rates(moving)
+        by_hand.net,
+        by_hand.rule(member),
+        by_hand.x,
+        by_hand.y,
+        learning_rates=by_hand.rates(moving),
     )
     assert str(report) in printed.text
     head = f"{recipe.name}, seed {member.seed}, one minibatch of 20, before training"
@@ -172,16 +200,18 @@ def test_parts_add_up_to_the_angle_as_trained(
     checked: Callable[..., tuple[Printed, ByHand]],
 ) -> None:
     printed, by_hand = checked("c-vf-1h", angle=60)
-    eta, beta, asymmetry, left = printed.parts
+    eta, beta, asymmetry, slope, left = printed.parts
     trained, still = by_hand.angles(factor=1)[0], by_hand.angles()[0]
     small = by_hand.angles(beta=1e-4)[0]
     symmetric = by_hand.angles(by_hand.symmetric, beta=1e-4)[0]
     assert abs(eta - (trained - still)) < ROUNDING
     assert abs(beta - (still - small)) < ROUNDING
     assert abs(asymmetry - (small - symmetric)) < ROUNDING
-    assert abs(left - symmetric) < ROUNDING
-    assert abs(eta + beta + asymmetry + left - trained) < 4 * ROUNDING
-    assert min(eta, asymmetry, left) > 5  # each of them is there to be seen
+    full = by_hand.angles(by_hand.symmetric, beta=1e-4, update_slope="full")[0]
+    assert abs(slope - (symmetric - full)) < ROUNDING
+    assert abs(left - full) < ROUNDING
+    assert abs(eta + beta + asymmetry + slope + left - trained) < 5 * ROUNDING
+    assert min(eta, asymmetry, abs(slope), left) > 4  # each of them is there to be seen
 
 
 def test_asymmetry_is_blamed_where_there_is_some_and_only_there(
@@ -189,7 +219,7 @@ def test_asymmetry_is_blamed_where_there_is_some_and_only_there(
 ) -> None:
     for name, fields in (("c-ep-1h", {}), ("c-vf-1h", {"angle": 0})):
         assert checked(name, **fields)[0].parts[2] == 0.0
-    blamed = [checked("c-vf-1h", angle=angle)[0].parts[2] for angle in (45, 90, 135)]
+    blamed = [checked("vf-1h", angle=angle)[0].parts[2] for angle in (45, 90, 135)]
     assert blamed == sorted(blamed)
     assert blamed[0] > 3
     assert blamed[2] > 60
@@ -198,7 +228,7 @@ def test_asymmetry_is_blamed_where_there_is_some_and_only_there(
 def test_eta_and_beta_are_blamed_only_where_they_act(
     checked: Callable[..., tuple[Printed, ByHand]],
 ) -> None:
-    eta, beta, asymmetry, _ = checked("ep-1h")[0].parts
+    eta, beta, asymmetry, *_ = checked("ep-1h")[0].parts
     assert (eta, asymmetry) == (0.0, 0.0)  # one update, after the phase
     assert abs(beta) < abs(checked("ep-1h", beta=1.0)[0].parts[1])
     tiny = checked("c-ep-1h", learning_rates="1e-9,1e-9", beta=1e-4)[0].parts
@@ -208,7 +238,8 @@ def test_eta_and_beta_are_blamed_only_where_they_act(
 def test_nothing_is_blamed_on_bptt(checked: Callable[..., tuple[Printed, ByHand]]) -> None:
     printed, _ = checked("bptt-1h")
     assert printed.row("as trained") == [0.0, 0.0, 0.0]
-    assert printed.parts == (0.0, 0.0, 0.0, 0.0)
+    assert printed.parts == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert printed.cause is None
     assert "PASSED" in printed.text
     assert "below 90°, as the paper advises: 0.0°" in printed.text
 
@@ -217,10 +248,48 @@ def test_what_is_left_is_the_slope_that_discrete_time_drops(
     checked: Callable[..., tuple[Printed, ByHand]],
 ) -> None:
     """In real time with σ' everywhere F = ∂Φ/∂s, Theorem 1 holds, and nothing is left."""
-    discrete = checked("ep-1h")[0].parts[3]
+    discrete = checked("ep-1h")[0].parts[-1]
     fields = {"time": "real-time", "dt": 0.5, "activation": "tanh", "free_steps": 200}
     assert discrete > 5
-    assert checked("ep-1h", **fields)[0].parts[3] < 0.1
+    assert checked("ep-1h", **fields)[0].parts[-1] < 0.1
+
+
+PHI = "the σ′ that Φ leaves out in discrete time"
+JACOBIAN = "symmetric weights do not make the Jacobian σ′·W symmetric"
+UNSETTLED = "a free phase that has not settled"
+REAL_TIME = {"time": "real-time", "dt": 0.5, "activation": "tanh", "free_steps": 200}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "cause"),
+    [
+        ("ep-1h", {}, PHI),
+        ("ep-1h", {"free_steps": 15}, f"{PHI}, and {UNSETTLED}"),
+        ("vf-1h", {}, JACOBIAN),
+        ("vf-1h", {"update_slope": "own"}, JACOBIAN),
+        ("vf-1h", {"update_slope": "full"}, JACOBIAN),
+        ("vf-1h", {"activation": "identity", "layers": "784,100,10", "free_steps": 100}, None),
+        ("vf-1h", REAL_TIME, None),
+        ("vf-1h", REAL_TIME | {"free_steps": 20}, UNSETTLED),
+        (
+            "vf-1h",
+            REAL_TIME | {"slope": "hidden"},
+            "the σ′ that slope hidden leaves out of the dynamics",
+        ),
+        ("rbp-1h", {"free_steps": 30}, None),
+        ("rbp-1h", {"free_steps": 8, "nudged_steps": 8}, UNSETTLED),
+    ],
+    ids=str,
+)
+def test_the_cause_of_what_is_left_is_true(
+    name: str,
+    fields: dict[str, Any],
+    cause: str | None,
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    printed, _ = checked(name, **fields)
+    assert printed.cause == cause
+    assert (printed.parts[-1] > 0) is (cause is not None)
 
 
 # The warning
@@ -265,6 +334,17 @@ def test_the_worse_sign_of_beta_decides(checked: Callable[..., tuple[Printed, By
     assert plus < 90 < minus
     assert f"WARNING: the update is {minus:.0f}° from the gradient" in printed.text
     assert abs(by_hand.angles(beta=-0.2, factor=1)[0] - minus) < ROUNDING
+
+
+def test_an_angle_that_is_not_a_number_is_not_below_90_degrees(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    _, by_hand = checked("vf-1h")
+    found = check(by_hand.recipe, by_hand.member, by_hand.x, by_hand.y)
+    assert not found.warning
+    lost = replace(found, trained=Angles(math.nan, found.trained.synapses))
+    assert lost.warning
+    assert "WARNING" in str(lost)
 
 
 # The η at which it goes wrong
@@ -321,6 +401,18 @@ def test_leaving_rate_that_is_far_away_is_called_so(
     assert printed.leaving == [None, None]
     assert "synapses.0: far above the recipe's 1e-09" in printed.text
     assert by_hand.angles(factor=1024)[1] < by_hand.angles()[1] + 10
+
+
+def test_leaving_rate_of_a_rescaled_rule_counts_what_moves_within_the_phase(
+    checked: Callable[..., tuple[Printed, ByHand]],
+) -> None:
+    """A hundredth of η moves the weights, so η leaves a hundred times later."""
+    plain = checked("c-ep-1h-fixed-beta")[0].leaving
+    rescaled = checked("c-ep-1h-fixed-beta", rescale=0.01)[0].leaving
+    for a, b in zip(plain, rescaled, strict=True):
+        assert a is not None
+        assert b is not None
+        assert abs(0.01 * b[0] / a[0] - 1) < 0.1
 
 
 def test_only_continual_rules_have_a_leaving_rate(

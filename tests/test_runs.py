@@ -541,14 +541,9 @@ def test_recorded_angle_is_that_of_the_total_update_to_bptt(
             net.load_state_dict({n: p[i : i + 1] for n, p in at.items()})
             x, y = mnist.train.batch(minibatches[record["minibatch"]][0][i : i + 1])
             rule = recipe.learning_rule([member])
-            rates = None
-            if name.startswith("c-"):
-                factor = recipe.rescale or 1
-                rates = {
-                    n: factor * member.learning_rates[int(n.split(".")[1])]
-                    for n in at
-                    if n not in recipe.frozen
-                }
+            rates = {
+                n: member.learning_rates[int(n.split(".")[1])] for n in at if n not in recipe.frozen
+            }
             update = eqprop.total_update(net, rule, x, y, learning_rates=rates)
             gradient = eqprop.total_update(net, bptt, x, y)
             whole = float(eqprop.angle(update, gradient))

@@ -17,7 +17,7 @@ from eqprop.costs import Cost, SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.model import Gradients, Model
-from eqprop.rules import BPTT, Continual, Rule, Step, total
+from eqprop.rules import BPTT, Rule, Step, total
 from eqprop.synapses import angle_between
 
 
@@ -110,8 +110,10 @@ def time_resolved(
 ) -> Process:
     """−Δ_s(t), −Δ_θ(t) of a two-phase rule, or ∇_s(t), ∇_θ(t) of BPTT and RBP.
 
-    With `learning_rates`, θ moves along during the phase as in C-EP; without, it is fixed. The
-    model itself is left as it is.
+    `learning_rates` are those of training. With them, a continual rule moves θ during the phase
+    as training does: by η, or by rescale·η if the rule rescales. Any other rule updates θ once,
+    after the phase, so θ stays fixed; and so it does without `learning_rates` (η → 0). The model
+    itself is left as it is.
     """
     moving = _Moving(model, rule, x, y, cost, learning_rates)
     steps = list(moving)
@@ -136,12 +138,15 @@ def total_update(
     *,
     learning_rates: LearningRates | None = None,
 ) -> Gradients:
-    """`time_resolved(...).total()`, without storing the process."""
+    """`time_resolved(...).total()`, without storing the process: {parameter: Σ_t −Δ_θ(t)}.
+
+    The total of a rule that rescales is the one which training multiplies by η, not by η_tiny.
+    """
     return total(_Moving(model, rule, x, y, cost, learning_rates))
 
 
 class _Moving(Iterator[Step]):
-    """The steps of a rule on a copy of the model, whose θ moves along if it has rates."""
+    """The steps of a rule on a copy of the model, whose θ moves as it does in training."""
 
     def __init__(
         self,
@@ -153,7 +158,10 @@ class _Moving(Iterator[Step]):
         learning_rates: LearningRates | None,
     ) -> None:
         self._model = copy.deepcopy(model)
-        self._rates = {} if learning_rates is None else resolve_rates(model, learning_rates)
+        given = {} if learning_rates is None else resolve_rates(model, learning_rates)
+        share = rule.moving_share
+        self._rates = {name: share * eta for name, eta in given.items()} if share else {}
+        self.moving = bool(self._rates)
         as_given = torch.ones(model.ensemble)  # β keeps its sign, also where training draws it
         self._steps = rule.steps(self._model, x, y, cost, sign=as_given)
         self.free = self._steps.free
@@ -243,8 +251,9 @@ def gddcheck(
     """Check the gradient-descending dynamics (Theorem 1) of a rule on a model, at its β and η.
 
     What `torch.autograd.gradcheck` does for a backward pass: the rule's updates Δ(t) of every
-    layer and parameter are held against −∇(t) of BPTT, t = 0 … K−1. Without `learning_rates`
-    the weights stay fixed (η → 0); with them they move during the phase. Use float64.
+    layer and parameter are held against −∇(t) of BPTT, t = 0 … K−1. `learning_rates` move the
+    weights during the phase where training does, under a continual rule (see `time_resolved`);
+    the report says whether they moved. Use float64.
     """
     K = rule.horizon
     if rule.free_steps < K:
@@ -265,7 +274,7 @@ def gddcheck(
     return GddReport(
         rule=type(rule).__name__,
         steps=taken,
-        moving=learning_rates is not None and isinstance(rule, Continual),
+        moving=moving.moving,
         residual=moving.free.residual,
         tolerances=tolerances,
         neurons=tuple(tally.row(f"neurons {n}", tolerances) for n, tally in neurons.items()),

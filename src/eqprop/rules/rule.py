@@ -63,6 +63,20 @@ class Rule(ABC):
     def horizon(self) -> int:
         """K, the number of time-resolved gradients."""
 
+    @property
+    def moving_share(self) -> float:
+        """The share of η by which θ moves at each step of the phase, 0 to 1.
+
+        0: θ stays until the phase is over. 1: it moves at every step, as in C-EP. In between:
+        η_tiny/η of appendix F.2.
+        """
+        return 0.0
+
+    @property
+    def continual(self) -> bool:
+        """Whether θ moves during the phase."""
+        return self.moving_share > 0
+
     def check_model(self, model: Model) -> None:  # noqa: B027 (most rules take any model)
         """Raise where the rule has a setting that the model cannot serve."""
 

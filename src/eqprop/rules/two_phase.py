@@ -90,6 +90,10 @@ class Continual(TwoPhase, ABC):
         if self.rescale is not None and not 0 < self.rescale <= 1:
             raise ValueError(f"rescale (η_tiny/η) must lie in (0, 1], not {self.rescale}")
 
+    @property
+    def moving_share(self) -> float:
+        return 1.0 if self.rescale is None else self.rescale
+
 
 def nudge(trial: Trial, s: State, t: int) -> State:
     """s_{t+1} from s_t: Eq. (C-EP), neurons."""

@@ -1,8 +1,9 @@
 """Before training: how far is the recipe's update from the gradient, and whose fault is it?
 
 The angle Ψ(Δ(tot), −∇(tot)) of the paper's Fig. "ep-to-cvf", taken apart: the weights held
-still (η → 0), then β → 0, then symmetric weights. What is left is the σ′ that the rule leaves out
-in discrete time. And, for each synapse, the η at which the moving weights turn its update away.
+still (η → 0), then β → 0, then symmetric weights, then update_slope full. What is left has a cause
+that none of these removes. And, for each synapse, the η at which the moving weights turn its update
+away.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from eqprop.network import Network
 from eqprop.rules import BPTT
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.synapses import Dense
+from eqprop.update_slope import UpdateSlope
 
 SMALL_BETA = 1e-4
 TURN = 10.0  # degrees by which an update has turned when it "leaves" the gradient
 WARNING = 90.0  # the paper: tune so that updates stay within 90° of the gradient
+NOTHING = 0.05  # degrees that print as 0.0
+UNSETTLED = 1e-3 * SMALL_BETA  # a residual that changes Δ = (s_{t+1} − s_t)/β by 10⁻³ or more
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Check:
     still: Angles  # η → 0
     small: Angles  # and β → 0
     symmetric: Angles  # and backward weights equal to forward ones
-    leaving: tuple[float | None, ...]  # η of each synapse; None: it never does
+    full: Angles | None  # and update_slope full, where the recipe can choose it and does not
+    leaving: tuple[float | None, ...]  # η of each synapse; None: far above; none if not continual
 
     @property
     def angle(self) -> float:
@@ -59,7 +64,7 @@ class Check:
 
     @property
     def warning(self) -> bool:
-        return self.angle >= WARNING
+        return not self.angle < WARNING  # also where it is not a number
 
     def __str__(self) -> str:
         names = [f"synapses.{k}" for k in range(len(self.trained.synapses))]
@@ -69,6 +74,7 @@ class Check:
             ("weights held still (η → 0)", self.still),
             ("and β → 0", self.small),
             ("and symmetric weights", self.symmetric),
+            *([("and update_slope full", self.full)] if self.full else []),
         ]
         lines = [
             f"{self.recipe.name}, seed {self.member.seed}, one minibatch of {self.batch}, "
@@ -82,13 +88,8 @@ class Check:
         for title, angles in rows:
             each = "".join(f"{a:11.1f}°" for a in angles.synapses)
             lines.append(f"{title:28}{angles.whole:7.1f}°{each}")
-        lines.append(
-            f"of the angle, η adds {self.trained.whole - self.still.whole:.1f}°, "
-            f"β {self.still.whole - self.small.whole:.1f}°, "
-            f"asymmetry {self.small.whole - self.symmetric.whole:.1f}°; "
-            f"{self.symmetric.whole:.1f}° is left (the σ′ that discrete-time rules drop)"
-        )
-        if self.recipe.rule.startswith("continual"):
+        lines.append(self._parts())
+        if self.leaving:
             lines += ["", f"η at which moving weights turn a synapse's update by {TURN:g}°"]
             rates = self.member.learning_rates
             for name, eta, leaves in zip(names, rates, self.leaving, strict=True):
@@ -106,6 +107,21 @@ class Check:
             lines.append(f"below 90°, as the paper advises: {self.angle:.1f}°")
         return "\n".join(lines)
 
+    def _parts(self) -> str:
+        """What each step of the table takes away from the angle, and the cause of the rest."""
+        parts = [
+            f"η adds {_degrees(self.trained.whole - self.still.whole)}",
+            f"β {_degrees(self.still.whole - self.small.whole)}",
+            f"asymmetry {_degrees(self.small.whole - self.symmetric.whole)}",
+        ]
+        rest = self.symmetric.whole
+        if self.full:
+            slope = f"update_slope {self.recipe.update_slope}"
+            parts.append(f"{slope} {_degrees(rest - self.full.whole)}")
+            rest = self.full.whole
+        cause = f" ({_cause(self.recipe, self.report.residual)})" if rest >= NOTHING else ""
+        return f"of the angle, {', '.join(parts)}; {_degrees(rest)} is left{cause}"
+
 
 def check(
     recipe: Recipe,
@@ -121,7 +137,7 @@ def check(
             f"({recipe.free_steps}) for a comparison with BPTT"
         )
     net = recipe.network([member], torch.float64)
-    continual = recipe.rule.startswith("continual")
+    rule = recipe.learning_rule([member])
     bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
 
     def rates(factor: float) -> dict[str, float | Tensor] | None:
@@ -129,7 +145,9 @@ def check(
         scaled = [rate * factor for rate in recipe.rates([member])]
         return resolve_rates(net, scaled, recipe.frozen) if factor else None
 
-    def angles(net: Network, beta: float | None, factor: float) -> Angles:
+    def angles(
+        net: Network, beta: float | None, factor: float = 0.0, recipe: Recipe = recipe
+    ) -> Angles:
         rule = recipe.learning_rule([replace(member, beta=beta)])
         ours = total_update(net, rule, x, y, cost, learning_rates=rates(factor))
         return _angles(ours, total_update(net, bptt, x, y, cost))
@@ -141,28 +159,50 @@ def check(
         except NonFinite:
             return Angles(180.0, (180.0,) * len(member.learning_rates))
 
-    trained = (recipe.rescale or 1.0) if continual else 0.0
     small = None if member.beta is None else math.copysign(SMALL_BETA, member.beta)
-    leaving: list[float | None] = [None] * len(member.learning_rates)
-    if continual:
+    leaving: list[float | None] = []
+    if rule.continual:
         for k, eta in enumerate(member.learning_rates):
             factor = _leaving(moved, k)
-            leaving[k] = None if factor is None else factor * eta
+            leaving.append(None if factor is None else factor * eta)
     flipped = -member.beta if recipe.random_sign and member.beta is not None else None
+    symmetric, full = _symmetrised(net), replace(recipe, update_slope=UpdateSlope.FULL)
+    has_slope = recipe.uses("update_slope") and recipe != full
     return Check(
         recipe=recipe,
         member=member,
         batch=x.shape[-2],
-        report=gddcheck(
-            net, recipe.learning_rule([member]), x, y, cost, learning_rates=rates(trained)
-        ),
-        trained=moved(trained),
-        opposite=None if flipped is None else angles(net, flipped, trained),
+        report=gddcheck(net, rule, x, y, cost, learning_rates=rates(1.0)),
+        trained=moved(1.0),
+        opposite=None if flipped is None else angles(net, flipped, 1.0),
         still=moved(0.0),
-        small=angles(net, small, 0.0),
-        symmetric=angles(_symmetrised(net), small, 0.0),
+        small=angles(net, small),
+        symmetric=angles(symmetric, small),
+        full=angles(symmetric, small, recipe=full) if has_slope else None,
         leaving=tuple(leaving),
     )
+
+
+def _cause(recipe: Recipe, residual: float) -> str:
+    """Why an update differs from the gradient with η, β → 0, symmetric weights, update_slope full.
+
+    After a settled free phase it does not where F = ∂Φ/∂s (Theorem 1), nor where ∂F/∂s is
+    symmetric (Theorem 2).
+    """
+    causes = []
+    if recipe.uses("update_slope"):
+        causes.append("symmetric weights do not make the Jacobian σ′·W symmetric")
+    elif recipe.uses("beta") and recipe.time == "discrete":
+        causes.append("the σ′ that Φ leaves out in discrete time")
+    elif recipe.uses("beta") and recipe.slope != "all":
+        causes.append(f"the σ′ that slope {recipe.slope} leaves out of the dynamics")
+    if residual > UNSETTLED or not causes:
+        causes.append("a free phase that has not settled")
+    return ", and ".join(causes)
+
+
+def _degrees(value: float) -> str:
+    return f"{round(value, 1) + 0.0:.1f}°"  # + 0.0: no minus sign before a zero
 
 
 def _angles(ours: Gradients, exact: Gradients) -> Angles:

@@ -150,6 +150,10 @@ class Recipe:
         table = [member.learning_rates for member in members]
         return list(torch.tensor(table, dtype=torch.float64).unbind(-1))
 
+    def uses(self, field: str) -> bool:
+        """Whether the field has a meaning for this rule and this time."""
+        return field not in (*UNUSED.get(self.rule, ()), *UNUSED.get(self.time, ()))
+
     def to_toml(self) -> str:
         lines = []
         for key, value in asdict(self).items():

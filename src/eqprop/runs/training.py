@@ -384,11 +384,9 @@ def update_and_gradient(
     net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor, cost: Cost
 ) -> tuple[Gradients, Gradients]:
     """The total update of the recipe's rule, weights moving as in training, and BPTT's gradient."""
-    moving = None
-    if recipe.rule.startswith("continual"):
-        rates = [rate * (recipe.rescale or 1.0) for rate in recipe.rates(members)]
-        moving = resolve_rates(net, rates, recipe.frozen)
-    ours = total_update(net, recipe.learning_rule(members), x, y, cost, learning_rates=moving)
+    rule = recipe.learning_rule(members)
+    rates = resolve_rates(net, recipe.rates(members), recipe.frozen)
+    ours = total_update(net, rule, x, y, cost, learning_rates=rates)
     bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
     return ours, total_update(net, bptt, x, y, cost)
 
