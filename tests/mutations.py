@@ -280,6 +280,28 @@ DEFECTS = (
         "test_persistent.py::test_many_minibatches_gathered_from_bytes_in_one_launch",
     ),
     Defect(
+        "persistent kernel: σ' of the whole drive where the own is meant",
+        "engines/persistent/output.cuh",
+        "slope(behind, activate(behind))",
+        "slope(before + behind, a)",
+        "test_persistent.py::test_activations[tanh-C-VF, own slope-sizes1-2-cpu]",
+    ),
+    Defect(
+        "persistent kernel: a bias without its factor σ'",
+        "engines/persistent/output.cuh",
+        "sum += m.changed[b][o];",
+        "sum += m.o[now][b][o] - m.o[now ^ 1][b][o];",
+        "test_persistent.py::test_activations[tanh-C-VF, own slope-sizes1-2-cpu]",
+    ),
+    Defect(
+        "persistent kernel: rows of no sample keep what was there before",
+        "engines/persistent/two_hidden.cu",
+        "const int words = (BN - B) * ROW_BYTES / 4;",
+        "const int words = 0;",
+        "test_persistent.py::test_float32_is_as_close_as_the_reference_in_float32"
+        "[rows of no sample]",
+    ),
+    Defect(
         "persistent kernel: too few threads for the columns of a small minibatch",
         "engines/persistent/__init__.py",
         "and warps * strip >= slice_",

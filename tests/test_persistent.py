@@ -15,7 +15,7 @@ from eqprop.data import Split
 from eqprop.engines import TelescopedEngine, persistent
 from eqprop.engines.persistent import PersistentEngine, limits
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
-from tests.test_engines import RULES, TOLERANCES, distance, minibatch
+from tests.test_engines import DISCRETE_RULES, RULES, TOLERANCES, distance, minibatch
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
@@ -41,16 +41,23 @@ SHAPES = (
 )
 DEEP = ((9, 20, 30, 5), 7, 2, 4)
 WIDE = ((9, 128, 100, 5), 20, 1, 4)  # as many warps to a multiprocessor as the paper's sizes take
-DEEP_RULES = tuple(rule for rule in RULES if "tied" not in rule)
+ONE_HIDDEN_GPU = (*SHAPES[:7], *SHAPES[9:11])
+DEEP_RULES = tuple(rule for rule in DISCRETE_RULES if "tied" not in rule)
+SLOPED = tuple(rule for rule in DISCRETE_RULES if "slope" in rule)
 CASES = [
     *(
         pytest.param(rule, "cuda", *shape, marks=needs_gpu)
         for rule in RULES
-        for shape in (*SHAPES[:7], *SHAPES[9:11])
+        for shape in ONE_HIDDEN_GPU
     ),
-    *((rule, "naive", *shape) for rule in RULES for shape in (SMALL, SHAPES[2])),
-    *((rule, "naive", (5, 8, 7, 6, 3), 7, 2, 1) for rule in RULES),
-    *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in RULES),
+    *(
+        pytest.param(rule, "cuda", *shape, marks=needs_gpu)
+        for rule in SLOPED
+        for shape in (SMALL, SHAPES[2], SHAPES[3], SHAPES[9])
+    ),
+    *((rule, "naive", *shape) for rule in DISCRETE_RULES for shape in (SMALL, SHAPES[2])),
+    *((rule, "naive", (5, 8, 7, 6, 3), 7, 2, 1) for rule in DISCRETE_RULES),
+    *(pytest.param(rule, "cpu", *SMALL, marks=needs_compiler) for rule in DISCRETE_RULES),
     *(
         pytest.param("C-VF", "cpu", *shape, marks=needs_compiler)
         for shape in (SHAPES[0], SHAPES[2], *SHAPES[6:])
@@ -58,6 +65,8 @@ CASES = [
     *(pytest.param(rule, "cuda", *DEEP, marks=needs_gpu) for rule in DEEP_RULES),
     *(pytest.param(rule, "cpu", *DEEP, marks=needs_compiler) for rule in DEEP_RULES),
     pytest.param("C-VF", "cpu", (5, 70, 33, 3), 9, 1, 1, marks=needs_compiler),
+    pytest.param("C-VF, own slope", "cpu", (5, 70, 33, 3), 9, 1, 1, marks=needs_compiler),
+    pytest.param("C-VF, full slope", "cpu", *SHAPES[2], marks=needs_compiler),
     pytest.param("C-EP", "cpu", *WIDE, marks=needs_compiler),
 ]
 
@@ -67,7 +76,7 @@ def place(device):
 
 
 def build_pair(rule, device, sizes, members, cluster, dtype=torch.float64, **more):
-    cls, tied, extra = RULES[rule]
+    cls, tied, extra = DISCRETE_RULES[rule]
     net = eqprop.layered(
         *sizes,
         tied=tied,
@@ -127,10 +136,17 @@ def test_layers_in_turn(rule, sizes, cluster, device):
 
 
 @pytest.mark.parametrize("device", [GPU, CPU, "naive"])
+@pytest.mark.parametrize(
+    ("rule", "sizes", "cluster"),
+    [
+        ("C-EP", (9, 63, 5), 2),
+        ("C-VF, own slope", (9, 63, 5), 2),
+        ("C-VF, own slope", (9, 20, 30, 5), 4),
+    ],
+)
 @pytest.mark.parametrize("activation", ["tanh", "hard_sigmoid"])
-def test_activations(activation, device):
-    sizes = (9, 63, 5)
-    pair = build_pair("C-EP", device, sizes, 2, 2, activation=activation)
+def test_activations(activation, rule, sizes, cluster, device):
+    pair = build_pair(rule, device, sizes, 2, cluster, activation=activation)
     assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
 
 
@@ -146,7 +162,7 @@ def bytes_of(n, pixels, classes, device="cpu"):
 @pytest.mark.parametrize(("hidden", "cluster"), [((63,), 2), ((20, 30), 4)])
 @pytest.mark.parametrize(
     ("rule", "pixels"),
-    [("EP", 30), ("C-EP", 30), ("C-VF", 48)],  # copied as bytes, words
+    [("EP", 30), ("C-EP", 30), ("C-VF", 48), ("C-VF, own slope", 48)],  # copied as bytes, words
 )
 def test_many_minibatches_gathered_from_bytes_in_one_launch(rule, hidden, cluster, pixels, device):
     count = 100 if device == "cuda" else 4
@@ -189,18 +205,25 @@ def test_members_that_take_turns_get_what_they_get_together():
 
 
 FLOAT32 = [
-    *(pytest.param(rule, "cuda", (40, 512, 10), 20, 8, marks=needs_gpu) for rule in RULES),
+    *(pytest.param(rule, "cuda", (40, 512, 10), 20, 8, marks=needs_gpu) for rule in DISCRETE_RULES),
+    pytest.param("C-VF, own slope", "cuda", (784, 512, 10), 20, 2, marks=needs_gpu),
     *(
         pytest.param(rule, "cuda", (784, 512, 512, 10), 20, 16, marks=needs_gpu)
         for rule in DEEP_RULES
     ),
     *(
         pytest.param(rule, "cpu", sizes, 7, cluster, marks=needs_compiler)
-        for rule in ("EP", "C-EP", "C-VF")
+        for rule in ("EP", "C-EP", "C-VF", "C-VF, own slope")
         for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
     ),
     *(pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")),
     pytest.param("C-VF", "cpu", (9, 512, 10), 1, 4, marks=needs_compiler),
+    # inputs that reach into where rows of no sample lie in the nudged phase
+    pytest.param(
+        *("C-VF, own slope", "cpu", (784, 128, 100, 5), 20, 4),
+        marks=needs_compiler,
+        id="rows of no sample",
+    ),
 ]
 
 
@@ -304,9 +327,9 @@ def test_an_ensemble_of_settings_without_biases(rule, sizes, cluster, device):
 @pytest.mark.parametrize("device", [GPU, CPU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("sizes", "cluster"), [((9, 63, 5), 2), ((9, 20, 30, 5), 4)])
-@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF"])
+@pytest.mark.parametrize("rule", ["EP", "C-EP", "C-VF", "C-VF, own slope"])
 def test_frozen_parameters_do_not_move_by_a_bit(rule, sizes, cluster, dtype, device):
-    cls, tied, extra = RULES[rule]
+    cls, tied, extra = DISCRETE_RULES[rule]
     net = eqprop.layered(*sizes, tied=tied, init="fan_in", ensemble=(2,), dtype=dtype)
     options = {"beta": 0.3, "free_steps": 6, "nudged_steps": 3, **extra}
     names = [name for name, _ in net.named_parameters()]
