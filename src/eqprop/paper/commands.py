@@ -46,8 +46,8 @@ def add(commands: Any) -> None:
     listing.add_argument(
         "--json",
         action="store_true",
-        help='a list of {"item", "rows": [{"row", "paper", "ours", "passed", "note"}], "state", '
-        '"passed"}',
+        help='a list of {"item", "rows": [{"row", "paper", "ours", "passed", "reading", "source", '
+        '"note"}], "state", "passed"}',
     )
 
     run = _part(
@@ -121,8 +121,16 @@ def _list(options: argparse.Namespace) -> int:
 
 def _described(item: Item, results: Results) -> dict[str, Any]:
     rows = [
-        {"row": r.name, "paper": r.paper, "ours": r.ours, "passed": r.passed, "note": r.note}
-        for r in item.rows(results)
+        {
+            "row": row.name,
+            "paper": row.paper,
+            "ours": row.ours,
+            "passed": row.passed,
+            "reading": row.reading,
+            "source": None if row.source is None else str(row.source),
+            "note": row.note,
+        }
+        for row in item.rows(results)
     ]
     return {
         "item": item.name,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eqprop.paper.blocks import Block
+from eqprop.paper.sources import Source
 from eqprop.runs.folder import RunFolder
 
 State = Literal["missing", "quick", "full"]
@@ -47,13 +48,22 @@ class Results:
 
 @dataclass(frozen=True)
 class Row:
-    """One number of the paper beside ours."""
+    """One number of the paper beside ours, and how the paper is read there.
+
+    A reading needs a source: without one there is no verdict, whatever the numbers are.
+    """
 
     name: str
     paper: str
     ours: str | None  # None: not there yet
     passed: bool | None  # None: nothing is claimed, or not there yet
     note: str = ""
+    reading: str = ""
+    source: Source | None = None  # None: nothing of the paper is judged here
+
+    def __post_init__(self) -> None:
+        if self.passed is not None and self.source is None:
+            raise ValueError(f"row {self.name!r}: a verdict needs a source")
 
 
 @dataclass(frozen=True)
@@ -95,8 +105,8 @@ class Item(ABC):
         """
 
     def passed(self, results: Results) -> bool | None:
-        """Whether every row passes; None while one is missing, or where nothing is claimed."""
-        verdicts = [row.passed for row in self.rows(results)]
+        """Whether every row with a source passes; None while one is missing, or without any."""
+        verdicts = [row.passed for row in self.rows(results) if row.source is not None]
         if not verdicts or None in verdicts:
             return False if False in verdicts else None
         return all(verdicts)

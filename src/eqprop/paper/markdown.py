@@ -47,10 +47,17 @@ def section(item: Item, results: Results) -> str:
 def rows_table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    notes = any(row.note for row in rows)
-    header = ("", "paper", "eqprop", "pass", "note") if notes else ("", "paper", "eqprop", "pass")
-    cells = [(row.name, row.paper, row.ours or "–", MARKS[row.passed], row.note) for row in rows]
-    return table(header, [each[: len(header)] for each in cells])
+    columns = {
+        "": [row.name for row in rows],
+        "paper": [row.paper for row in rows],
+        "eqprop": [row.ours or "–" for row in rows],
+        "pass": [MARKS[row.passed] for row in rows],
+        "reading": [row.reading for row in rows],
+        "source": [row.source.kind if row.source else "" for row in rows],
+        "note": [row.note for row in rows],
+    }
+    shown = {name: cells for name, cells in columns.items() if not name or any(cells)}
+    return table(tuple(shown), list(zip(*shown.values(), strict=True)))
 
 
 def block(each: Block, figures: str) -> str:
