@@ -12,6 +12,7 @@ from typing import Any, Literal
 from eqprop.paper.blocks import Block
 from eqprop.paper.sources import Source
 from eqprop.runs.folder import RunFolder
+from eqprop.runs.recipe import UserError
 
 State = Literal["missing", "quick", "full"]
 
@@ -35,7 +36,15 @@ class Results:
     def read(self, name: str, quick: bool) -> dict[str, Any] | None:
         """What an item computed, or None. Includes `machine`: where, when, at which commit."""
         file = self.folder(quick) / f"{name}.json"
-        return json.loads(file.read_bytes()) if file.is_file() else None
+        if not file.is_file():
+            return None
+        try:
+            found = json.loads(file.read_bytes())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "machine" not in found:
+            raise UserError(f"{file}: damaged: restore it, or delete it and compute it again")
+        return found
 
     def best(self, name: str) -> tuple[State, dict[str, Any]]:
         """The full result if it is there, else the quick one."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from eqprop.paper.blocks import Block, Chart, Matrix, Table, Text
 from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric, standing
 from eqprop.paper.item import Item, Results, Row
+from eqprop.paper.sources import Source
 from eqprop.paper.svg import SUBSCRIPT, typeset
 
 MARKS = {True: "✓", False: "✗", None: "–"}
@@ -33,6 +34,17 @@ def summary(items: Sequence[Item], results: Results) -> str:
         for item in items
     )
     return table(("item", "in the paper", "state", "pass"), rows)
+
+
+def sources(items: Sequence[Item], results: Results) -> str:
+    """Every document that a verdict rests on, and the items that do."""
+    found: dict[Source, dict[str, None]] = {}
+    for item in items:
+        for row in item.rows(results):
+            if row.source is not None:
+                found.setdefault(row.source, {})[f"`{item.name}`"] = None
+    rows = [(source.kind, source.place, ", ".join(names)) for source, names in found.items()]
+    return table(("source", "place", "items"), sorted(rows))
 
 
 def section(item: Item, results: Results) -> str:

@@ -1,13 +1,14 @@
-"""`eqprop paper report`: the page, the Markdown, the figures, and the tables of README and docs.
+"""`eqprop paper report`: the page, the Markdown, the figures; on request the tables of the docs.
 
-Running it twice changes nothing. Of the project whose results these are, in README.md and docs/*.md
-beside their folder,
+Running it twice changes nothing. With `--update-docs`, in README.md and docs/*.md beside the folder
+of the results,
 
     <!-- paper: ITEM -->
     <!-- end -->
 
 holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
-`<!-- paper: ITEM figures -->` its figures, and `<!-- paper: summary -->` the list of all items.
+`<!-- paper: ITEM figures -->` its figures, `<!-- paper: summary -->` the list of all items, and
+`<!-- paper: sources -->` that of all sources. What would hold less than before is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ from eqprop.paper.item import Item, Results
 from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
-MARKED = re.compile(r"(<!-- paper: ([^\s]+)(?: (rows|figures))? -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- paper: ([^\s]+)(?: (rows|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 
 
-def write(results: Results, out: Path, items: Sequence[Item] | None = None) -> list[Path]:
+def write(
+    results: Results,
+    out: Path,
+    items: Sequence[Item] | None = None,
+    *,
+    update_docs: bool = False,
+) -> list[Path]:
     """What was written, or was so already: the page first."""
     if items is None:
         from eqprop.paper.catalogue import items as catalogue
@@ -40,10 +49,11 @@ def write(results: Results, out: Path, items: Sequence[Item] | None = None) -> l
         folder / "report.md": markdown.page(items, results),
         **{folder / "figures" / f"{chart.name}.svg": svg.figure(chart) for chart in charts},
     }
-    project = Path(os.path.relpath(results.root.resolve().parent))
-    for path in [project / "README.md", *sorted((project / "docs").glob("*.md"))]:
-        if path.is_file() and MARKED.search(old := path.read_text("utf-8")):
-            texts[path] = _filled(path, old, items, results)
+    if update_docs:
+        project = Path(os.path.relpath(results.root.resolve().parent))
+        for path in [project / "README.md", *sorted((project / "docs").glob("*.md"))]:
+            if path.is_file() and MARKED.search(old := path.read_text("utf-8")):
+                texts[path] = _filled(path, old, items, results)
     for path, content in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text("utf-8") != content:
@@ -56,10 +66,12 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
     figures = Path(os.path.relpath(results.root / "paper" / "figures", path.parent)).as_posix()
 
     def between(found: re.Match[str]) -> str:
-        start, name, what, end = found.groups()
+        start, name, what, before, end = found.groups()
         item = next((item for item in items if item.name == name), None)
         if name == "summary":
             parts = [markdown.summary(items, results)]
+        elif name == "sources":
+            parts = [markdown.sources(items, results)]
         elif item is None:
             known = ", ".join(item.name for item in items)
             raise UserError(f"{path}: paper: {name}: no such item. There are: {known}")
@@ -69,9 +81,35 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
             parts += [
                 markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)
             ]
-        return f"{start}\n{chr(10).join(part for part in parts if part)}\n{end}"
+        after = "\n".join(part for part in parts if part)
+        for there, now, of in zip(_held(before), _held(after), ("lines", "cells"), strict=True):
+            if now < there:
+                raise UserError(
+                    f"{path}: paper: {name}: would hold {now} {of} instead of {there}: complete "
+                    "the results, or empty the section if it is to shrink"
+                )
+        return f"{start}\n{after}\n{end}"
 
     return MARKED.sub(between, old)
+
+
+def _held(section: str) -> tuple[int, int]:
+    """How many lines of tables and figures a section has, and how many filled cells.
+
+    Notes do not count: there are fewer of them when more rows pass.
+    """
+    lines = [line for line in section.splitlines() if line.startswith(("|", "!["))]
+    tables = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in lines
+        if line[0] == "|"
+    ]
+    cells, notes = 0, None
+    for i, line in enumerate(tables):
+        if i + 1 < len(tables) and set("".join(tables[i + 1])) <= set("-: "):  # a header
+            notes = line.index("note") if "note" in line else None
+        cells += sum(cell not in ("", "–") for k, cell in enumerate(line) if k != notes)
+    return len(lines), cells
 
 
 def _made(here: dict[str, Any]) -> list[str]:
