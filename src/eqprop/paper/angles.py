@@ -39,7 +39,7 @@ from eqprop.runs.training import fitting, update_and_gradient
 from eqprop.seeds import generator
 
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe != "c-ep-1h-fixed-beta")
-NETWORKS = 20  # measured, one minibatch each; the paper has five
+NETWORKS = 10  # measured, one minibatch each; the paper has five
 TOTALS = {
     "text": "t = 0 … K−1, all parameters",
     "later": "t = 1 … K−1, weights only",

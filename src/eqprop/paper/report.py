@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +99,21 @@ def _held(section: str) -> tuple[int, int]:
 
     Notes do not count: there are fewer of them when more rows pass.
     """
-    lines = [line for line in section.splitlines() if line.startswith(("|", "!["))]
-    tables = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in lines
-        if line[0] == "|"
-    ]
-    cells, notes = 0, None
-    for i, line in enumerate(tables):
-        if i + 1 < len(tables) and set("".join(tables[i + 1])) <= set("-: "):  # a header
+    figures = sum(line.startswith("![") for line in section.splitlines())
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    tables = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    filled, notes = [], None
+    for line, below in pairwise([*tables, ["end"]]):
+        if _is_rule(below):  # then this is a header
             notes = line.index("note") if "note" in line else None
-        cells += sum(cell not in ("", "–") for k, cell in enumerate(line) if k != notes)
-    return len(lines), cells
+        if not _is_rule(line):
+            filled.append(sum(c not in ("", "–") for k, c in enumerate(line) if k != notes))
+    return len(filled) + figures, sum(filled)
+
+
+def _is_rule(line: Sequence[str]) -> bool:
+    """Whether it is what stands between the header of a table and its rows."""
+    return set("".join(line)) <= {"-", ":"}
 
 
 def _made(here: dict[str, Any]) -> list[str]:
