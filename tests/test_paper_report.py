@@ -349,7 +349,9 @@ def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
 def test_marks_in_readme_and_docs_are_filled(results):
     Path("docs").mkdir()
     Path("docs/plain.md").write_text("no marks\n")
-    Path("docs/more.md").write_text("<!-- paper: angles figures -->\n<!-- end -->\n")
+    Path("docs/more.md").write_text(
+        "<!-- paper: angles figures -->\n<!-- end -->\n<!-- paper: toy tables -->\n<!-- end -->\n"
+    )
     Path("README.md").write_text(
         "before\n<!-- paper: toy -->\nold\n<!-- end -->\nbetween\n"
         "<!-- paper: toy rows -->\n<!-- end -->\n<!-- paper: summary -->\n<!-- end -->\n"
@@ -370,7 +372,10 @@ def test_marks_in_readme_and_docs_are_filled(results):
     assert "12.34" not in rows
     assert ".svg" not in full
     assert summary.count("\n") == 2 + len(ITEMS)
-    assert "(../results/paper/figures/angles.svg)" in Path("docs/more.md").read_text("utf-8")
+    more = Path("docs/more.md").read_text("utf-8")
+    assert "(../results/paper/figures/angles.svg)" in more
+    assert full.endswith(more.partition("<!-- paper: toy tables -->\n\n")[2].partition("\n<!--")[0])
+    assert "the second" not in more
     assert Path("docs/plain.md").read_text() == "no marks\n"
     assert sources.splitlines()[2:] == [
         "| the released code | its command | `toy` |",

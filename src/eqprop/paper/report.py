@@ -7,7 +7,7 @@ of the results,
     <!-- end -->
 
 holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
-`<!-- paper: ITEM figures -->` its figures, `<!-- paper: summary -->` the list of all items, and
+`<!-- paper: ITEM tables -->` only the others, `<!-- paper: ITEM figures -->` its figures, `<!-- paper: summary -->` the list of all items, and
 `<!-- paper: sources -->` that of all sources. What would hold less than before is refused.
 """
 
@@ -27,7 +27,7 @@ from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
 MARKED = re.compile(
-    r"(<!-- paper: ([^\s]+)(?: (rows|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- paper: ([^\s]+)(?: (rows|tables|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 
 
@@ -77,8 +77,9 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
             known = ", ".join(item.name for item in items)
             raise UserError(f"{path}: paper: {name}: no such item. There are: {known}")
         else:
-            kinds = {None: (Table, Matrix), "rows": (), "figures": (Chart,)}[what]
-            parts = [markdown.rows_table(item.rows(results))] if what != "figures" else []
+            tables = Table, Matrix
+            kinds = {None: tables, "rows": (), "tables": tables, "figures": (Chart,)}[what]
+            parts = [markdown.rows_table(item.rows(results))] if what in (None, "rows") else []
             parts += [
                 markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)
             ]
