@@ -7,8 +7,9 @@ of the results,
     <!-- end -->
 
 holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
-`<!-- paper: ITEM tables -->` only the others, `<!-- paper: ITEM figures -->` its figures, `<!-- paper: summary -->` the list of all items, and
-`<!-- paper: sources -->` that of all sources. What would hold less than before is refused.
+`<!-- paper: ITEM tables -->` only the others, `<!-- paper: ITEM figures -->` its figures,
+`<!-- paper: summary -->` the list of all items, and `<!-- paper: sources -->` that of all sources.
+What would hold less than before is refused.
 """
 
 from __future__ import annotations
