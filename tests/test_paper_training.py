@@ -25,7 +25,7 @@ from eqprop.paper.item import Item, Order, Results, Row
 from eqprop.paper.psi import BESIDE
 from eqprop.paper.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
 from eqprop.paper.training import BY_NAME, RUNS
-from eqprop.paper.verdict import Measured
+from eqprop.paper.verdict import Measured, passes
 from eqprop.rules import BPTT
 from eqprop.runs import session
 from eqprop.runs.check import check
@@ -582,7 +582,13 @@ def test_angles_are_held_against_the_figure_where_the_text_speaks_of_it(results:
     for name in EP_TO_CVF.runs:
         write(results, name, as_published(name))
     assert EP_TO_CVF.state(results) == "full"
-    chart, table = EP_TO_CVF.blocks(results)
+    chart, text, table = EP_TO_CVF.blocks(results)
+    near = sum(
+        passes(paper, Measured(75 + (psi or 0) / 5 if recipe[:4] == "c-vf" else at[recipe], 0.0, 2))
+        for (recipe, psi), paper in FIGURE_ANGLES.items()
+        for at in [{"ep-1h": 17.0, "ep-2h": 22.0, "c-ep-1h": 17.0, "c-ep-2h": 71.0}]
+    )
+    assert text.text.endswith(f"by its rule: the recipes {near} of 22.")
     everything, inset = chart.panels
     paper, *ours = everything.lines
     assert [line.label for line in ours] == [

@@ -23,7 +23,7 @@ from eqprop.engines.descent import descend, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table
+from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
 from eqprop.paper.comparison import Comparison, Reading, compare
 from eqprop.paper.item import Item, Order, Results, Row, State
 from eqprop.paper.psi import points
@@ -191,7 +191,7 @@ class EpToCvf(Item):
         points = self._points(results)
         if not points:
             return ()
-        return self._chart(points), _table(points)
+        return self._chart(points), _agreement(points), _table(points)
 
     def _points(self, results: Results) -> list[Point]:
         """What was both measured and trained."""
@@ -254,6 +254,17 @@ def _lines(chosen: list[Point]) -> tuple[Line, ...]:
         ours.setdefault(point.label, []).append(place)
     lines = (points(label, places, color) for color, (label, places) in enumerate(ours.items()))
     return points("paper", list(paper.values())), *lines
+
+
+def _agreement(chosen: list[Point]) -> Text:
+    """How many points each reading has where the figure has them."""
+    found: dict[str, list[bool]] = {}
+    for point in chosen:
+        run, paper = point.reading.run, FIGURE_ANGLES[point.place]
+        near = passes(paper, point.angles[JUDGED])
+        found.setdefault(run.label or "the recipes", []).append(near)
+    counts = (f"{label} {sum(near)} of {len(near)}" for label, near in found.items())
+    return Text(f"Points at the angle of the paper's figure, by its rule: {', '.join(counts)}.")
 
 
 def _table(chosen: list[Point]) -> Table:
