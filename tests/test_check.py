@@ -328,7 +328,7 @@ def test_warning_is_given_above_90_degrees_and_not_below(
 
 def test_the_worse_sign_of_beta_decides(checked: Callable[..., tuple[Printed, ByHand]]) -> None:
     """With rates this large one sign of β is below 90° and the other above."""
-    fields = {"learning_rates": "0.0076,0.0038", "layers": "784,32,10"}
+    fields = {"learning_rates": "0.0076,0.0038", "layers": "784,32,10", "update_slope": "none"}
     printed, by_hand = checked("c-vf-1h", **fields)
     plus, minus = printed.row("as trained")[0], printed.row("as trained, −β")[0]
     assert plus < 90 < minus

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_list_of_nothing_names_every_item_and_every_run(cli: Cli, tmp_path: Path
             row.name for row in item.rows(Results(tmp_path))
         ]
         for row in entry["rows"]:
-            assert set(row) == {"row", "paper", "ours", "passed", "note"}
+            assert set(row) == {"row", "paper", "ours", "passed", "reading", "source", "note"}
             assert (row["ours"], row["passed"]) == (None, None)
     table = cli("paper", "list", "--results", tmp_path).out
     for item in items():
@@ -98,6 +99,72 @@ def test_list_of_the_real_results_has_rows_that_pass(cli: Cli) -> None:
     assert len(rows) == 23
     assert rows["EP-1h"]["passed"] is True
     assert rows["C-EP-1h"]["passed"] is True
+    assert {row["row"]: row["source"].partition(":")[0] for row in rows.values()} == {
+        name: "the history of the code"
+        if name.startswith("C-VF")
+        else "the text"
+        if name == "C-EP-1h"
+        else "the released code"
+        for name in rows
+    }
+    assert all(row["reading"] for row in rows.values())
+    failing = {name for name, entry in entries.items() if entry["passed"] is False}
+    with_ep_2h = {"results-table", "full-table", "rescaled"}
+    assert failing <= with_ep_2h
+
+
+@pytest.mark.parametrize("content", ['{"machine": {}, "curv', "[]", "{}", ""])
+def test_a_damaged_result_is_named_and_the_rest_is_listed(
+    content: str, cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "paper" / "toy-model.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    problem = f"{file}: damaged: restore it, or delete it and compute it again"
+    entries = listed(cli, tmp_path)
+    assert entries["toy-model"] == {
+        "item": "toy-model",
+        "rows": [],
+        "state": "damaged",
+        "passed": None,
+        "problem": problem,
+    }
+    assert entries["full-table"]["state"] == "missing"
+    table = cli("paper", "list", "--results", tmp_path)
+    assert (table.code, table.err) == (0, "")
+    assert ["toy-model", "damaged", "–"] in [line.split()[:3] for line in table.out.splitlines()]
+    assert table.out.count(problem) == 1
+    assert cli("paper", "run", "toy-model", "--results", tmp_path).error == problem
+    page = tmp_path / "page.html"
+    assert cli("paper", "report", "--results", tmp_path, "--out", page).error == problem
+    assert not page.exists()
+    assert file.read_text() == content
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "summary.json", "metrics.jsonl"])
+def test_a_damaged_run_is_named_and_the_rest_is_listed(name: str, cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "paper" / "runs" / "ep-1h"
+    shutil.copytree(REPOSITORY / "results" / "paper" / "runs" / "ep-1h", folder)
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    entries = listed(cli, tmp_path)
+    assert entries["full-table"]["state"] == "damaged"
+    assert entries["full-table"]["problem"].startswith(str(folder / name))
+    assert entries["rescaled"]["state"] == "missing"
+    table = cli("paper", "list", "--results", tmp_path)
+    states = {line.split()[0]: line.split()[1] for line in table.out.splitlines() if line}
+    assert (states["ep-1h"], states["c-ep-1h"]) == ("damaged", "missing")
+    assert table.out.count(f"\n{folder / name}") == 1
+    assert str(folder / name) in cli("paper", "report", "--results", tmp_path).error
+
+
+def test_a_report_of_a_folder_that_is_not_there_is_refused(cli: Cli, tmp_path: Path) -> None:
+    outcome = cli("paper", "report", "--results", tmp_path / "resluts", "--update-docs")
+    assert outcome.code == 2
+    assert outcome.error == (
+        f"--results {tmp_path / 'resluts'}: no such folder: give the one that holds paper/"
+    )
+    assert not (tmp_path / "resluts").exists()
 
 
 # run and report

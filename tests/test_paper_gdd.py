@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqprop.paper import gdd
+from eqprop.paper import gdd, sources
 from eqprop.paper.blocks import Chart
 from eqprop.paper.item import Order, Results
 from eqprop.rules import ContinualEP, ContinualVF, Step
@@ -204,17 +204,49 @@ def test_a_broken_rule_fails_the_left_panel_that_shows_it(
     for part in ("neurons", "synapses"):
         figure = only_drawn(f"gdd-discrete-{weights}-{part}")
         run(figure, results)
-        left = figure.rows(results)[0]
+        left, _ = figure.rows(results)
         assert left.paper == "the curves coincide"
         assert left.passed is (part != broken)
 
 
 def test_real_time_symmetric_splits_at_the_released_beta_and_not_at_the_printed_one(results):
+    """The released command drew the figure and is judged; the table's β is a note."""
     for part in ("neurons", "synapses"):
         figure = only_drawn(f"gdd-real-time-symmetric-{part}")
-        run(figure, results)
-        assert [row.passed for row in figure.rows(results)] == [True, False, True, True]
-        assert figure.passed(results) is False
+        printed, released = (figure.verdict(r) for r in run(figure, results)["readings"])
+        assert (printed.as_published, released.as_published) == (False, True)
+        rows = figure.rows(results)
+        assert [(row.reading, row.source) for row in rows] == [
+            (gdd.COMMAND, sources.COMMANDS),
+            (gdd.COMMAND, sources.COMMANDS),
+        ]
+        assert [row.passed for row in rows] == [True, True]
+        assert figure.passed(results) is True
+        assert f"{gdd.TABLE}: relative error {printed.errors[1]:.2g}" in rows[1].note
+        assert rows[1].name == "C-EP, η > 0 (β = 0.005, η = 2e-05)"
+
+
+def test_every_figure_is_judged_by_one_reading_that_is_drawn_and_has_a_source():
+    for figure in FIGURES.values():
+        (judged,) = (r for r in figure.experiment.readings if r.name == figure.experiment.judged)
+        assert judged.drawn
+        assert judged.source is not None
+
+
+def test_the_readings_of_the_update_are_computed_in_discrete_time(results):
+    """Without σ′ in the update the two panels differ from those with it, and not in the neurons
+    while weights stand still.
+    """
+    figure = FIGURES["gdd-discrete-asymmetric-synapses"]
+    slopes = {"none": gdd.TABLE, "own": gdd.OWN, "full": gdd.FULL}
+    readings = tuple(r for r in figure.experiment.readings if r.name in slopes.values())
+    assert {r.update_slope: r.name for r in readings} == slopes
+    experiment = dataclasses.replace(figure.experiment, readings=readings)
+    found = run(dataclasses.replace(figure, experiment=experiment), results)["readings"]
+    still = [{row["name"]: row["relative_error"] for row in r["panels"][0]["rows"]} for r in found]
+    for name in ("neurons, hidden layer", "neurons, output layer"):
+        assert len({errors[name] for errors in still}) == 1
+    assert len({errors["weights, output → hidden"] for errors in still}) == 3
 
 
 def test_two_figures_share_one_computation(results, monkeypatch):
@@ -263,7 +295,7 @@ def test_the_results_of_the_repository_are_full_and_small_and_of_a_clean_commit(
     assert figure.state(kept) == "full"
     assert (kept.folder(False) / f"{figure.stored}.json").stat().st_size < 200_000
     assert not figure.found(kept)["machine"]["commit"].endswith("+changes")
-    readings = [dataclasses.asdict(reading) for reading in figure.experiment.readings]
+    readings = [reading.values() for reading in figure.experiment.readings]
     stored = figure.found(kept)["readings"]
     panels = [reading.pop("panels") for reading in stored]
     assert stored == readings

@@ -14,6 +14,7 @@ import pytest
 from eqprop.paper import html, markdown, report, svg
 from eqprop.paper.blocks import Block, Chart, Line, Matrix, Panel, Table, Text
 from eqprop.paper.item import Item, Order, Results, Row, State
+from eqprop.paper.sources import Kind, Source
 from eqprop.runs.recipe import UserError
 
 NAN = math.nan
@@ -79,12 +80,14 @@ ANGLES = Chart(
 )
 WIDE = Table("A wide one.", tuple(f"column {i}" for i in range(8)), (("12.34 ± 0.56",) * 8,) * 3)
 COSINES = Matrix("Cosines.", ("EP", "RBP"), ("EP", "RBP"), ((1.0, 0.5), (NAN, -0.25)))
+TRIED = "what `was` tried | and more"
+RELEASE, TEXT = Source(Kind.RELEASE, "its command"), Source(Kind.TEXT, "a table")
 ITEMS = (
     Fake(
         "toy",
         has_rows=(
-            Row("the <first>", "2.00 ± 0.13", "1.95 ± 0.11", True),
-            Row("the second", "2.28 ± 0.16", "5.13 ± 0.35", False, "what `was` tried | and more"),
+            Row("the <first>", "2.00 ± 0.13", "1.95 ± 0.11", True, "", "as <released>", RELEASE),
+            Row("the second", "2.28 ± 0.16", "5.13 ± 0.35", False, TRIED, "with β | η", TEXT),
             Row("the third", "2.46", None, None),
         ),
         has_blocks=(Text("<b>not bold</b>, but `code < 1`"), dynamics("gdd", 0, 3e-6), WIDE),
@@ -271,6 +274,8 @@ def test_the_page_is_well_formed_and_text_stays_text(results):
     assert [code.text for code in paragraph.iter("code")] == ["code < 1"]
     marks = [span.text for span in first.iter("span") if span.get("class") in ("yes", "no", "open")]
     assert marks == ["✓", "✗", "–"]
+    cells = [td.text for td in first.iter("td") if td.get("class") == "note"]
+    assert cells[:3] == ["as <released>", "the released code", None]
     assert "eqprop paper run toy" in "".join(first.itertext())
     assert "A quick run" in "".join(quick.itertext())
     assert "A quick run" not in "".join(first.itertext())
@@ -313,14 +318,18 @@ def test_subscripts_are_set_as_such():
 
 def test_markdown_has_the_same_tables(results):
     page = markdown.page(ITEMS, results)
-    assert "| the second | 2.28 ± 0.16 | 5.13 ± 0.35 | ✗ | what `was` tried \\| and more |" in page
-    assert "| the third | 2.46 | – | – |  |" in page
+    assert (
+        "| the second | 2.28 ± 0.16 | 5.13 ± 0.35 | ✗ | with β \\| η | the text | "
+        "what `was` tried \\| and more |" in page
+    )
+    assert "| the third | 2.46 | – | – |  |  |  |" in page
+    assert "| one network | 2 h 39 min | – | – |\n" in page  # no reading, no source, no note
     assert "\\<b>not bold\\</b>, but `code < 1`" in page
     assert "(figures/gdd.svg)" in page
     assert "| EP | 1.0000 | 0.5000 |\n| RBP | – | −0.2500 |" in page
     assert "**quick run**" in page
     assert "**not run yet**. It needs: 5 min on an H200" in page
-    assert "| --- | ---: | ---: | --- | --- |" in page  # numbers to the right
+    assert "| --- | ---: | ---: | --- | --- | --- | --- |" in page  # numbers to the right
 
 
 def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
@@ -340,14 +349,20 @@ def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
 def test_marks_in_readme_and_docs_are_filled(results):
     Path("docs").mkdir()
     Path("docs/plain.md").write_text("no marks\n")
-    Path("docs/more.md").write_text("<!-- paper: angles figures -->\n<!-- end -->\n")
+    Path("docs/more.md").write_text(
+        "<!-- paper: angles figures -->\n<!-- end -->\n<!-- paper: toy tables -->\n<!-- end -->\n"
+    )
     Path("README.md").write_text(
         "before\n<!-- paper: toy -->\nold\n<!-- end -->\nbetween\n"
-        "<!-- paper: toy rows -->\n<!-- end -->\n<!-- paper: summary -->\n<!-- end -->\nafter\n"
+        "<!-- paper: toy rows -->\n<!-- end -->\n<!-- paper: summary -->\n<!-- end -->\n"
+        "<!-- paper: sources -->\n<!-- end -->\nafter\n"
     )
+    untouched = Path("README.md").read_text("utf-8")
     report.write(results, Path("page.html"), ITEMS)
+    assert Path("README.md").read_text("utf-8") == untouched  # only on request
+    report.write(results, Path("page.html"), ITEMS, update_docs=True)
     readme = Path("README.md").read_text("utf-8")
-    full, rows, summary = re.findall(r" -->\n\n(.*?)\n<!-- end -->", readme, re.DOTALL)
+    full, rows, summary, sources = re.findall(r" -->\n\n(.*?)\n<!-- end -->", readme, re.DOTALL)
     assert readme.startswith("before\n<!-- paper: toy -->\n\n|  | paper |")
     assert readme.endswith("<!-- end -->\nafter\n")
     assert "old" not in readme
@@ -357,23 +372,83 @@ def test_marks_in_readme_and_docs_are_filled(results):
     assert "12.34" not in rows
     assert ".svg" not in full
     assert summary.count("\n") == 2 + len(ITEMS)
-    assert "(../results/paper/figures/angles.svg)" in Path("docs/more.md").read_text("utf-8")
+    more = Path("docs/more.md").read_text("utf-8")
+    assert "(../results/paper/figures/angles.svg)" in more
+    assert full.endswith(more.partition("<!-- paper: toy tables -->\n\n")[2].partition("\n<!--")[0])
+    assert "the second" not in more
     assert Path("docs/plain.md").read_text() == "no marks\n"
-    report.write(results, Path("page.html"), ITEMS)
+    assert sources.splitlines()[2:] == [
+        "| the released code | its command | `toy` |",
+        "| the text | a table | `toy` |",
+    ]
+    report.write(results, Path("page.html"), ITEMS, update_docs=True)
     assert Path("README.md").read_text("utf-8") == readme
+
+
+def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(results):
+    Path("README.md").write_text("<!-- paper: toy -->\n<!-- end -->\n")
+    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    readme, (toy, *others) = Path("README.md").read_text("utf-8"), ITEMS
+    first, second, third = toy.has_rows
+    wide = toy.has_blocks[-1]
+    for less, said in (
+        (replace(toy, has_rows=(first, second)), "7 lines instead of 8"),
+        (replace(toy, has_blocks=()), "4 lines instead of 8"),
+        (
+            replace(toy, has_rows=(replace(first, ours=None, passed=None), second, third)),
+            "49 cells instead of 51",
+        ),
+        (replace(toy, has_blocks=(replace(wide, rows=wide.rows[:2]),)), "7 lines instead of 8"),
+    ):
+        with pytest.raises(UserError) as caught:
+            report.write(results, Path("other.html"), [less, *others], update_docs=True)
+        assert str(caught.value) == (
+            f"README.md: paper: toy: would hold {said}: complete the results, or empty the "
+            "section if it is to shrink"
+        )
+        assert Path("README.md").read_text("utf-8") == readme
+        assert not Path("other.html").exists()
+    # a row that passes has nothing to note
+    better = replace(second, passed=True, note="")
+    report.write(
+        results,
+        Path("other.html"),
+        [replace(toy, has_rows=(first, better, third)), *others],
+        update_docs=True,
+    )
+    assert "tried" not in Path("README.md").read_text("utf-8")
 
 
 def test_results_that_lie_elsewhere_leave_the_documents_here_alone(results, tmp_path):
     marks = "<!-- paper: toy rows -->\nas it was\n<!-- end -->\n"
     Path("README.md").write_text(marks)
-    report.write(Results(tmp_path / "elsewhere" / "results"), Path("page.html"), ITEMS)
+    elsewhere = Results(tmp_path / "elsewhere" / "results")
+    report.write(elsewhere, Path("page.html"), ITEMS, update_docs=True)
     assert Path("README.md").read_text() == marks
 
 
 def test_a_mark_that_names_no_item_is_an_error(results):
     Path("README.md").write_text("<!-- paper: tyo -->\n<!-- end -->\n")
     with pytest.raises(UserError, match=r"README\.md: paper: tyo: no such item\. There are: toy"):
-        report.write(results, Path("page.html"), ITEMS)
+        report.write(results, Path("page.html"), ITEMS, update_docs=True)
+
+
+def test_a_verdict_needs_a_source():
+    for passed in (True, False):
+        with pytest.raises(ValueError, match="row 'a': a verdict needs a source"):
+            Row("a", "1", "1", passed)
+
+
+def test_an_item_passes_if_every_row_with_a_source_does(results):
+    def passed(*rows: Row) -> bool | None:
+        return Fake("it", has_rows=rows).passed(results)
+
+    good, bad = (Row("a", "1", "1", it, source=TEXT) for it in (True, False))
+    missing, noted = Row("a", "1", None, None, source=TEXT), Row("found by trial", "1", "7", None)
+    assert passed(good, noted) is True
+    assert passed(good, bad, missing) is False
+    assert passed(good, missing, noted) is None
+    assert passed(noted) is passed() is None
 
 
 # In a browser.

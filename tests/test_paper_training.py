@@ -4,6 +4,7 @@ Oracles: run folders written by hand, whose means and spreads are known; for wha
 same run never stopped; for angles, `eqprop check` and the updates of each time step.
 """
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,14 +18,14 @@ import torch
 from eqprop.analysis import angle, time_resolved
 from eqprop.data import Dataset
 from eqprop.engines import resolve_rates
-from eqprop.paper import angles, curves, psi, speed, tables, training
+from eqprop.paper import angles, curves, psi, sources, speed, tables, training, updates
 from eqprop.paper.blocks import Chart, Table, Text
 from eqprop.paper.catalogue import find, items
 from eqprop.paper.item import Item, Order, Results, Row
 from eqprop.paper.psi import BESIDE
-from eqprop.paper.published import ANGLES, FULL_TABLE
+from eqprop.paper.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
 from eqprop.paper.training import BY_NAME, RUNS
-from eqprop.paper.verdict import Measured
+from eqprop.paper.verdict import Measured, passes
 from eqprop.rules import BPTT
 from eqprop.runs import session
 from eqprop.runs.check import check
@@ -37,6 +38,7 @@ MACHINE = {"processor": "a processor", "cores": 2, "device": "cpu"}
 RESULTS_TABLE, FULL, RESCALED = tables.ITEMS
 C_EP, C_VF_1H, C_VF_2H = curves.ITEMS
 (PSI,), (EP_TO_CVF,), (SPEED,) = psi.ITEMS, angles.ITEMS, speed.ITEMS
+(UPDATES,) = updates.ITEMS
 
 Test = Callable[[int, Any], float | None]  # error of a member after an epoch
 
@@ -111,7 +113,7 @@ def test_the_real_runs_are_those_of_the_released_recipes() -> None:
     real = Results(Path(__file__).parents[1] / "results")
     for name in ("ep-1h", "c-ep-1h"):
         folder = real.run_folder(name, quick=False)
-        assert folder.recipe_file.read_text() == RUNS[name].resolved(quick=False).to_toml()
+        assert folder.recipe() == RUNS[name].resolved(quick=False)
         outcome = training.outcome(RUNS[name], real, quick=False)
         errors, summary = outcome.errors(), folder.summary()
         for found, key in (
@@ -129,15 +131,44 @@ def test_the_real_runs_are_those_of_the_released_recipes() -> None:
 def test_a_run_is_its_recipe_but_for_what_its_name_says(run: training.TrainingRun) -> None:
     full, quick = run.resolved(quick=False), run.resolved(quick=True)
     assert full.name == run.name
-    released = RUNS[run.recipe].resolved(quick=False)
-    assert set(full.differences(released)) == set(run.overrides) - {"angle"}
-    assert bool(run.label) == bool(run.note) == (run.name != run.recipe)
+    recipe = RUNS[run.recipe].resolved(quick=False)
+    assert set(full.differences(recipe)) <= set(run.overrides) - {"angle"}
+    assert bool(full.differences(recipe)) == bool(run.label) == (run.name != run.recipe)
+    assert run.reading
+    assert run.label or run.source is not None  # what is judged has a source
     assert len(full.members()) == (5 if full.tied else 45)
     assert len(quick.members()) == (2 if full.tied else 6)
     assert (quick.epochs, set(quick.differences(full))) == (
         2,
         {"seeds", "train_samples", "test_samples"} | (set() if full.tied else {"angle"}),
     )
+
+
+def test_what_was_found_by_trial_has_no_source() -> None:
+    trial = {run.label for run in RUNS.values() if run.source is None}
+    assert trial == {"in turn", "random sign", "hard sigmoid"}
+    for recipe in ("c-vf-1h", "c-vf-2h"):
+        assert RUNS[recipe].source is sources.OWN_SLOPE
+        slopes = {
+            run.label: run.resolved(quick=False).update_slope
+            for run in (RUNS[recipe], *training.variants(recipe))
+        }
+        assert slopes.pop("") == "own"
+        assert slopes.pop("full") == "full"
+        assert {"as released", "in turn"} <= set(slopes)
+        assert set(slopes.values()) == {"none"}
+
+
+def test_the_stored_runs_of_the_released_update_are_read(tmp_path: Path) -> None:
+    """They were made before recipes had an update_slope."""
+    real = Results(Path(__file__).parents[1] / "results")
+    for name in ("c-vf-1h-as-released", "c-vf-2h-as-released", "c-vf-1h-in-turn"):
+        outcome = training.outcome(RUNS[name], real, quick=False)
+        assert outcome is not None
+        assert len(outcome.recipe.members()) == 45
+        assert outcome.recipe.update_slope == "none"
+    stored = real.run_folder("c-vf-1h-as-released", quick=False).recipe_file.read_text()
+    assert "update_slope" not in stored
 
 
 def test_every_published_result_has_a_run_and_every_item_a_name_of_its_own() -> None:
@@ -183,6 +214,15 @@ def test_a_frozen_network_counts_as_guessing_and_is_named(results: Results) -> N
     assert row.passed is False
     assert "1 of 5 networks became non-finite" in row.note
     assert "counts as guessing" in only(Text, FULL.blocks(results))[0].text
+
+
+def test_a_run_whose_epochs_are_not_all_there_is_damaged(results: Results) -> None:
+    """Else the epochs that are gone would count as guessing."""
+    folder = write(results, "c-ep-1h", around(2.0))
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    folder.write_text("metrics.jsonl", "".join(lines[:99]))
+    with pytest.raises(UserError, match=r"metrics\.jsonl: damaged: 99 epochs of 100: restore it"):
+        training.best(RUNS["c-ep-1h"], results)
 
 
 def test_a_run_in_which_all_froze_is_complete_and_guesses_to_its_end(results: Results) -> None:
@@ -241,11 +281,19 @@ def test_a_part_is_shown_while_the_rest_is_missing(results: Results) -> None:
     write(results, "ep-2h", around(9.0), quick=True)
     assert (RESULTS_TABLE.state(results), RESULTS_TABLE.passed(results)) == ("missing", None)
     found = rows(RESULTS_TABLE, results)
-    assert found["EP-1h"] == Row("EP-1h", "2.00 ± 0.13 (0.20)", "2.00 ± 0.02 (1.00)", True)
+    known = {"reading": "as released", "source": sources.COMMANDS}
+    assert found["EP-1h"] == Row("EP-1h", "2.00 ± 0.13 (0.20)", "2.00 ± 0.02 (1.00)", True, **known)
     assert found["EP-2h"].ours == "8.85 ± 0.07 (4.43)"
     assert found["EP-2h"].passed is None
     assert found["EP-2h"].note == "quick: 2 networks, 2 epochs of 1000 samples"
-    assert found["C-EP-1h"] == Row("C-EP-1h", "2.28 ± 0.16 (0.41)", None, None)
+    assert found["C-EP-1h"] == Row(
+        "C-EP-1h",
+        "2.28 ± 0.16 (0.41)",
+        None,
+        None,
+        reading="random sign of β, the rest as released",
+        source=sources.RANDOM_SIGN,
+    )
     (table,) = only(Table, RESULTS_TABLE.blocks(results))
     assert [row[0] for row in table.rows] == ["EP-1h", "EP-2h"]
     assert table.rows[1][2].endswith(" (quick)")
@@ -304,7 +352,9 @@ def test_the_parts_of_a_run_are_trained_one_after_the_other(
     assert begun == ["c-vf-2h-part-3"]
 
 
-def test_a_row_that_does_not_pass_says_so_and_which_deviation_does(results: Results) -> None:
+def test_a_row_that_does_not_pass_notes_every_variant_and_none_makes_it_pass(
+    results: Results,
+) -> None:
     write(results, "c-vf-1h", around(60.0))
     assert rows(FULL, results)["C-VF-1h, Ψ = 0°"].note == ""
     write(results, "c-vf-1h-in-turn", around(2.5))
@@ -313,19 +363,29 @@ def test_a_row_that_does_not_pass_says_so_and_which_deviation_does(results: Resu
     straight, right, reverse = (found[f"C-VF-1h, Ψ = {a}°"] for a in ("0", "90", "180"))
     assert (straight.passed, right.passed, reverse.passed) == (False, False, False)
     assert straight.ours == "60.00 ± 0.16 (30.00)"
-    assert straight.note == "in-turn: 2.50 ± 0.16 (1.25) ✓; no-bias: 2.70 ± 0.02 (1.35) ✗"
-    assert reverse.note == "in-turn: 2.50 ± 0.16 (1.25) ✗; no-bias: 2.70 ± 0.02 (1.35) ✗"
+    assert straight.note == (
+        "in turn: 2.50 ± 0.16 (1.25), agrees; no bias: 2.70 ± 0.02 (1.35), differs"
+    )
+    assert reverse.note == (
+        "in turn: 2.50 ± 0.16 (1.25), differs; no bias: 2.70 ± 0.02 (1.35), differs"
+    )
+    assert (straight.reading, straight.source) == (RUNS["c-vf-1h"].reading, sources.OWN_SLOPE)
     assert FULL.passed(results) is False
     table, text = FULL.blocks(results)
-    assert table.header == ("", "paper", "as released", "last ten epochs", "in-turn", "no-bias")
+    assert table.header == ("", "paper", "eqprop", "last ten epochs", "in turn", "no bias")
     assert table.rows[0][2:] == (
         "60.00 ± 0.16 (30.00) ✗",
         "60.00 ± 0.16",
-        "2.50 ± 0.16 (1.25) ✓",
-        "2.70 ± 0.02 (1.35) ✗",
+        "2.50 ± 0.16 (1.25), agrees",
+        "2.70 ± 0.02 (1.35), differs",
     )
-    assert RUNS["c-vf-1h-in-turn"].note in text.text
-    assert FULL.state(results) == "missing"  # deviations do not count
+    for words in (
+        f"C-VF-1h: {RUNS['c-vf-1h'].reading} ({sources.OWN_SLOPE}).",
+        f"`in turn`: {RUNS['c-vf-1h-in-turn'].reading} (found by trial, no source).",
+        f"`no bias`: {RUNS['c-vf-1h-no-bias'].reading} ({sources.EQUATIONS}).",
+    ):
+        assert words in text.text
+    assert FULL.state(results) == "missing"  # variants do not count
 
 
 def test_a_last_epoch_that_misses_where_the_last_ten_do_not_is_noted(results: Results) -> None:
@@ -359,7 +419,7 @@ def test_curves_are_means_with_a_band_and_end_at_the_papers_point(results: Resul
     assert test.low == pytest.approx([y - std for y in test.y])
     assert (paper.x, paper.y, paper.high) == ((100,), (2.48,), (pytest.approx(2.63),))
     assert deviation.name == "curves-c-vf-1h-in-turn"
-    assert RUNS["c-vf-1h-in-turn"].note in deviation.caption
+    assert RUNS["c-vf-1h-in-turn"].reading in deviation.caption
     assert [p.title for p in deviation.panels] == [
         f"C-VF-1h, Ψ = {a}°, quick" for a in ("0", "90", "180")
     ]
@@ -373,7 +433,7 @@ def test_error_against_psi_draws_every_reading_beside_the_paper(results: Results
     (chart,) = only(Chart, PSI.blocks(results))
     (panel,) = chart.panels
     paper, ours, in_turn = panel.lines
-    assert [line.label for line in panel.lines] == ["paper", "as released", "in-turn, quick"]
+    assert [line.label for line in panel.lines] == ["paper", "eqprop", "in turn, quick"]
     assert paper.x == ours.y == ANGLES
     assert ours.x == tuple(angle + BESIDE for angle in ANGLES)
     assert paper.y == tuple(r.test.mean for r in FULL_TABLE if r.recipe == "c-vf-1h")
@@ -400,6 +460,48 @@ def test_speed_divides_the_wall_time_by_the_networks(results: Results) -> None:
     assert speed.clock(0.25) == "0.25 s"
 
 
+# Which update
+
+
+def test_updates_are_shown_against_psi_with_c_ep_as_the_line_to_beat(results: Results) -> None:
+    assert UPDATES.blocks(results) == ()
+    write(results, "c-ep-1h", around(2.3))
+    write(results, "c-ep-2h", around(2.4))
+    assert UPDATES.blocks(results) == ()  # nothing to beat it with
+    write(results, "c-vf-1h", lambda epoch, m: 2.5 if m.angle < 130 else m.angle / 2)
+    write(results, "c-vf-1h-in-turn", around(2.6))
+    write(results, "c-vf-1h-full", around(20.0), quick=True)
+    found = rows(UPDATES, results)
+    own = found["C-VF-1h, own: test error (%), best to worst Ψ"]
+    assert own.ours == "2.50 to 90.00"
+    assert own.note == "worst at Ψ = 180°; C-EP: 2.30 ± 0.16"
+    full = found["C-VF-1h, full: test error (%), best to worst Ψ"]
+    assert (full.ours, full.note[:15]) == ("19.85 to 19.85", "quick: 3 angles")
+    assert found["C-VF-2h, full: test error (%), best to worst Ψ"].ours is None
+    assert UPDATES.passed(results) is None
+    table, chart = UPDATES.blocks(results)
+    assert table.caption.endswith("; C-EP-1h: 2.30 ± 0.16 (1.15)")
+    assert table.header == ("Ψ", "none, in turn", "own", "full")
+    assert table.rows[8] == (
+        "180°",
+        "2.60 ± 0.16 (1.30)",
+        "90.00 ± 0.00 (45.00)",
+        "19.85 ± 0.07 (9.93) (quick)",
+    )
+    assert table.rows[1][3] == "–"
+    (panel,) = chart.panels
+    assert [line.label for line in panel.lines] == [
+        *("none, in turn", "own", "full, quick", "C-EP, tied")
+    ]
+    assert panel.lines[1].y == (*[2.5] * 6, 67.5, 78.75, 90.0)
+    level = panel.lines[3]
+    assert (level.x, level.y) == ((0.0, 180.0), (pytest.approx(2.3), pytest.approx(2.3)))
+    assert level.high[0] == pytest.approx(2.3 + 0.1 * math.sqrt(2.5))
+    write(results, RUNS["c-vf-2h-full"].pieces[0].name, around(3.0))
+    table = UPDATES.blocks(results)[1]
+    assert [row[3] for row in table.rows] == [*["3.00 ± 0.16 (1.50)"] * 3, *["–"] * 6]
+
+
 # Angles before training
 
 
@@ -418,7 +520,7 @@ def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist:
 
     train = mnist.train
     watched = Watched(*(getattr(train, field) for field in train.__dataclass_fields__))
-    found = angles.before_training(recipe, members, replace(mnist, train=watched), 1)
+    found = angles.before_training(recipe, members, replace(mnist, train=watched))
     x, y = seen["batch"]
     for i, member in enumerate(members):
         whole = check(recipe, member, x[i], y[i]).trained.whole
@@ -428,16 +530,22 @@ def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist:
     rule = recipe.learning_rule(members)
     ours = time_resolved(net, rule, x, y, learning_rates=rates).synapses
     exact = time_resolved(net, BPTT(free_steps=20, backward_steps=6), x, y).synapses
-    for key, first in (("weights", 0), ("code", 1)):
+    moved = copy.deepcopy(net)
+    for name, rate in (rates or {}).items():
+        value = moved.get_parameter(name)
+        value.data -= rate.reshape(-1, *[1] * (value.dim() - 1)) * ours[name].sum(0)
+    after = time_resolved(moved, BPTT(free_steps=20, backward_steps=6), x, y).synapses
+    for key, gradient in (("later", exact), ("code", after)):
         weights = [
-            {n: steps[first:].sum(0) for n, steps in process.items() if "bias" not in n}
-            for process in (ours, exact)
+            {n: steps[1:].sum(0) for n, steps in process.items() if "bias" not in n}
+            for process in (ours, gradient)
         ]
         assert found[key] == pytest.approx(angle(*weights, net.ensemble).tolist(), abs=2e-3)
+    assert (found["later"] != found["code"]) == moving
 
 
 def write_angles(results: Results, of: Mapping[str, Mapping[str, float]], quick: bool) -> None:
-    """The same angle for every total, but 10° more as released."""
+    """The same angle for every total, but 10° more after the second phase."""
     stored = {
         run: {
             psi: {t: [a + 10 * (t == "code")] * 2 for t in angles.TOTALS} for psi, a in by.items()
@@ -449,36 +557,49 @@ def write_angles(results: Results, of: Mapping[str, Mapping[str, float]], quick:
     (folder / "ep-to-cvf-a.json").write_text(json.dumps({"machine": {}, "angles": stored}))
 
 
-def test_angles_are_held_against_what_the_paper_says_of_its_figure(results: Results) -> None:
-    by_psi = {f"{a:g}": 70 + a / 5 for a in ANGLES}
-    measured = {name: {"0": 17.0} for name in EP_TO_CVF.runs} | {"ep-2h": {"0": 12.0}}
+def test_angles_are_held_against_the_figure_where_the_text_speaks_of_it(results: Results) -> None:
+    by_psi = {f"{a:g}": 65 + a / 5 for a in ANGLES}
+    measured = {name: {"0": 7.0} for name in EP_TO_CVF.runs} | {"ep-2h": {"0": 12.0}}
     measured |= {"c-ep-2h": {"0": 61.0}, "c-vf-1h": by_psi, "c-vf-2h": by_psi}
     write_angles(results, measured, quick=True)
     assert [row.passed for row in EP_TO_CVF.rows(results)] == [None] * 3
     write_angles(results, measured, quick=False)
     leftmost, deep, rightmost = EP_TO_CVF.rows(results)
-    assert (leftmost.paper, leftmost.ours, leftmost.passed) == ("∼20°", "12.0°", False)
-    assert leftmost.note == "t = 1 … K−1, weights only, as released: 22.0° ✓"
-    assert (deep.paper, deep.ours, deep.passed) == ("∼50°", "61.0°", False)
-    assert deep.note == "t = 1 … K−1, weights only, as released: 71.0° ✗"
-    assert (rightmost.paper, rightmost.ours, rightmost.passed) == ("∼100°", "106.0°", False)
+    assert (leftmost.name, leftmost.paper) == ("EP-1h", "16.8 ± 2.4°")
+    assert (leftmost.ours, leftmost.passed) == ("17.0 ± 0.0°", True)
+    assert leftmost.note == (
+        "the text: the leftmost point, ∼20°; t = 0 … K−1, all parameters: 7.0 ± 0.0°; "
+        "t = 1 … K−1, weights only: 7.0 ± 0.0°"
+    )
+    assert (deep.name, deep.paper, deep.ours) == ("C-EP-2h", "52.9 ± 6.0°", "71.0 ± 0.0°")
+    assert deep.passed is False
+    assert (rightmost.name, rightmost.paper) == ("C-VF-1h, Ψ = 180°", "114.3 ± 12.2°")
+    assert (rightmost.ours, rightmost.passed) == ("111.0 ± 0.0°", True)
+    assert {row.source for row in (leftmost, deep, rightmost)} == {sources.ANGLE_CODE}
     assert EP_TO_CVF.state(results) == "missing"  # nothing is trained
     assert EP_TO_CVF.blocks(results) == ()
     for name in EP_TO_CVF.runs:
         write(results, name, as_published(name))
     assert EP_TO_CVF.state(results) == "full"
-    text, code, table = EP_TO_CVF.blocks(results)
-    everything, inset = text.panels
+    chart, text, table = EP_TO_CVF.blocks(results)
+    near = sum(
+        passes(paper, Measured(75 + (psi or 0) / 5 if recipe[:4] == "c-vf" else at[recipe], 0.0, 2))
+        for (recipe, psi), paper in FIGURE_ANGLES.items()
+        for at in [{"ep-1h": 17.0, "ep-2h": 22.0, "c-ep-1h": 17.0, "c-ep-2h": 71.0}]
+    )
+    assert text.text.endswith(f"by its rule: the recipes {near} of 22.")
+    everything, inset = chart.panels
     paper, *ours = everything.lines
     assert [line.label for line in ours] == [
         *("EP-1h", "EP-2h", "C-EP-1h", "C-EP-2h", "C-VF-1h", "C-VF-2h")
     ]
-    assert ours[4].x == pytest.approx([70 + a / 5 for a in ANGLES])
+    assert ours[4].x == pytest.approx([75 + a / 5 for a in ANGLES])
+    assert paper.x[4:13] == tuple(FIGURE_ANGLES["c-vf-1h", a].mean for a in ANGLES)
     assert ours[4].y == pytest.approx([r.test.mean for r in FULL_TABLE if r.recipe == "c-vf-1h"])
     assert len(paper.x) == 22
     assert len(inset.lines[5].x) == 5
-    assert code.panels[0].lines[1].x == pytest.approx([27.0])
     assert len(table.rows) == 22
+    assert table.rows[0][1:5] == ("16.8 ± 2.4°", "7.0 ± 0.0°", "7.0 ± 0.0°", "17.0 ± 0.0°")
 
 
 # Running
@@ -501,15 +622,16 @@ def test_every_item_runs_quick_and_a_second_time_changes_nothing(
     monkeypatch.setattr(EP_TO_CVF, "runs", ("ep-1h", "c-vf-1h"))  # the others take longer
     said: list[str] = []
     order = Order(results, quick=True, say=said.append)
-    trained = (RESULTS_TABLE, FULL, RESCALED, *curves.ITEMS, PSI, EP_TO_CVF, SPEED)
+    trained = (RESULTS_TABLE, FULL, RESCALED, *curves.ITEMS, PSI, UPDATES, EP_TO_CVF, SPEED)
     for item in trained:
         assert item.state(results) in ("missing", "quick")
         item.run(order)
         assert (item.state(results), item.passed(results)) == ("quick", None)
         assert item.blocks(results) or item is SPEED
-    assert len([line for line in said if " networks, 2 epochs, in " in line]) == 9
+    assert len([line for line in said if " networks, 2 epochs, in " in line]) == 13
     for run in RUNS.values():
-        assert (training.best(run, results) is not None) == (not run.label)
+        there = training.best(run, results) is not None
+        assert there == (not run.label or run.name in UPDATES.runs)
     before = contents(results.root)
     said.clear()
     for item in trained:

@@ -23,6 +23,7 @@ from eqprop.paper.blocks import Block, Matrix, Table, Text
 from eqprop.paper.computed import Computed
 from eqprop.paper.item import Item, Order, Results, Row
 from eqprop.paper.peak import Peak
+from eqprop.paper.sources import ALGORITHMS
 from eqprop.rules import BPTT, EP, RBP, ContinualEP, Rule
 from eqprop.runs import recipe as recipes
 from eqprop.timesteps import RealTime
@@ -154,6 +155,8 @@ def _rows(setting: Setting, entry: Mapping[str, Any] | None) -> list[Row]:
             ours=None if ours is None else f"{ours:.2g}",
             passed=None if ours is None else low <= ours <= high,
             note=limits,
+            reading="the algorithms as they are written",
+            source=ALGORITHMS,
         )
 
     def off_bptt(column: int) -> Callable[[Mapping[str, Any]], float]:

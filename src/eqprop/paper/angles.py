@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -23,13 +23,14 @@ from eqprop.engines.descent import descend, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table
-from eqprop.paper.comparison import MARKS, Comparison, Reading, compare
+from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.paper.comparison import Comparison, Reading, compare
 from eqprop.paper.item import Item, Order, Results, Row, State
 from eqprop.paper.psi import points
-from eqprop.paper.published import DEEP_ANGLE, FULL_TABLE, LEFTMOST_ANGLE, NAMES, RIGHTMOST_ANGLE
+from eqprop.paper.published import FIGURE_ANGLES, FULL_TABLE, NAMES, SAID_OF_ANGLES, named
+from eqprop.paper.sources import ANGLE_CODE
 from eqprop.paper.training import RUNS, TrainingRun, measured
-from eqprop.paper.verdict import Measured
+from eqprop.paper.verdict import Measured, passes
 from eqprop.rules import BPTT
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.machine import describe
@@ -38,36 +39,33 @@ from eqprop.runs.training import fitting, update_and_gradient
 from eqprop.seeds import generator
 
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe != "c-ep-1h-fixed-beta")
-MINIBATCHES = 3
-ROUNDED = 5.0  # "∼20°" is read as a number rounded to tens
+NETWORKS = 10  # measured, one minibatch each; the paper has five
 TOTALS = {
     "text": "t = 0 … K−1, all parameters",
     "later": "t = 1 … K−1, weights only",
     "code": "t = 1 … K−1, weights only, ∇ after the second phase",
 }
+JUDGED = "code"  # what the figure was made with
 STATES: dict[State, bool] = {"quick": True, "full": False}
 
+Place = tuple[str, float | None]  # recipe, and initial Ψ where the weights are not tied
 Angles = dict[str, dict[str, dict[str, list[float]]]]  # run -> initial Ψ -> total -> degrees
 
 
 def before_training(
-    recipe: Recipe, members: list[Member], data: datasets.Dataset, minibatches: int
+    recipe: Recipe, members: list[Member], data: datasets.Dataset
 ) -> dict[str, list[float]]:
-    """The angle of every network on its own random minibatches, for every meaning of the total."""
+    """The angle of every network on a random minibatch of its own, by the meaning of the total."""
     net = recipe.network(members, torch.float64)
-    found: dict[str, list[float]] = {total: [] for total in TOTALS}
-    orders = torch.stack(
-        [
-            torch.randperm(len(data.train), generator=generator(m.seed, "angles before training"))
-            for m in members
-        ]
-    )
-    for m in range(minibatches):
-        index = orders[:, m * recipe.batch : (m + 1) * recipe.batch]
-        x, y = data.train.batch(index, torch.float64)
-        for total, (ours, exact) in _totals(net, recipe, members, x, y).items():
-            found[total] += [round(a, 3) for a in angle(ours, exact, net.ensemble).tolist()]
-    return found
+    orders = [
+        torch.randperm(len(data.train), generator=generator(m.seed, "angles before training"))
+        for m in members
+    ]
+    x, y = data.train.batch(torch.stack(orders)[:, : recipe.batch], torch.float64)
+    return {
+        total: [round(a, 3) for a in angle(ours, exact, net.ensemble).tolist()]
+        for total, (ours, exact) in _totals(net, recipe, members, x, y).items()
+    }
 
 
 def _totals(
@@ -113,6 +111,10 @@ class Point:
     angles: dict[str, Measured]  # by the meaning of the total
 
     @property
+    def place(self) -> Place:
+        return self.comparison.paper.recipe, self.comparison.paper.angle
+
+    @property
     def label(self) -> str:
         run = self.reading.run
         quick = ", quick" if self.reading.outcome.quick else ""
@@ -123,7 +125,7 @@ class EpToCvf(Item):
     name = "ep-to-cvf-a"
     title = "Test error against the angle between Δ(tot) and −∇(tot) before training"
     place = 'Fig. "ep-to-cvf" (a)'
-    needs = "the runs of results-table, and 5 min on one core; quick 2 min"
+    needs = "the runs of results-table, and 10 min on one core; quick 2 min"
     runs = tuple(dict.fromkeys(result.recipe for result in PUBLISHED))
 
     def run(self, order: Order) -> None:
@@ -150,12 +152,13 @@ class EpToCvf(Item):
 
     def _angles(self, run: TrainingRun, order: Order) -> dict[str, dict[str, list[float]]]:
         recipe = run.resolved(order.quick)
+        if not order.quick:
+            recipe = replace(recipe, seeds=NETWORKS)
         data = fitting(datasets.load(recipe.data, order.data), recipe)
         by_angle: dict[str, list[Member]] = {}
         for member in recipe.members():
             by_angle.setdefault(f"{member.angle:g}", []).append(member)
-        minibatches = 1 if order.quick else MINIBATCHES
-        return {a: before_training(recipe, m, data, minibatches) for a, m in by_angle.items()}
+        return {psi: before_training(recipe, m, data) for psi, m in by_angle.items()}
 
     def _store(self, angles: Angles, order: Order) -> None:
         where = {**describe("cpu"), "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
@@ -172,25 +175,9 @@ class EpToCvf(Item):
         return next(weakest for weakest in ("missing", "quick", "full") if weakest in states)
 
     def rows(self, results: Results) -> tuple[Row, ...]:
+        """The points that the text names."""
         found = self._found(results)
-
-        def row(name: str, paper: float, end: Callable[..., float], *runs: str) -> Row:
-            """The paper's text is judged; what its released code gives is noted."""
-            chosen = [found[run] for run in runs if run in found]
-            if len(chosen) < len(runs):
-                return Row(name, f"∼{paper:g}°", None, None)
-            means = [total for it in chosen for total in it.angles.values()]
-            ours = {total: end(mean[total].mean for mean in means) for total in TOTALS}
-            quick = any(it.state == "quick" for it in chosen)
-            passed = {t: None if quick else abs(a - paper) <= ROUNDED for t, a in ours.items()}
-            note = f"{TOTALS['code']}: {ours['code']:.1f}°{MARKS[passed['code']]}"
-            return Row(name, f"∼{paper:g}°", f"{ours['text']:.1f}°", passed["text"], note)
-
-        return (
-            row("EP, the leftmost point", LEFTMOST_ANGLE, min, "ep-1h", "ep-2h"),
-            row("C-EP-2h", DEEP_ANGLE, max, "c-ep-2h"),
-            row("C-VF, the rightmost point", RIGHTMOST_ANGLE, max, "c-vf-1h", "c-vf-2h"),
-        )
+        return tuple(_row(place, said, found) for place, said in SAID_OF_ANGLES.items())
 
     def _found(self, results: Results) -> dict[str, Found]:
         """What was measured of each run, full before quick."""
@@ -204,7 +191,7 @@ class EpToCvf(Item):
         points = self._points(results)
         if not points:
             return ()
-        return self._chart("text", points), self._chart("code", points), _table(points)
+        return self._chart(points), _agreement(points), _table(points)
 
     def _points(self, results: Results) -> list[Point]:
         """What was both measured and trained."""
@@ -217,15 +204,38 @@ class EpToCvf(Item):
                     found += [Point(comparison, reading, angles)] if angles else []
         return found
 
-    def _chart(self, total: str, points: list[Point]) -> Chart:
+    def _chart(self, points: list[Point]) -> Chart:
         inset = [p for p in points if (p.comparison.paper.angle or 0.0) <= 90]
         axes = "angle between Δ(tot) and −∇(tot) (°)", "test error (%)"
-        caption = f"{self.title}; the total is {TOTALS[total]}. The paper's errors at our angles"
         panels = (
-            Panel("all", *axes, _lines(total, points), y_log=True),
-            Panel("initial Ψ(θ_f, θ_b) ≤ 90°", *axes, _lines(total, inset)),
+            Panel("all", *axes, _lines(points), y_log=True),
+            Panel("initial Ψ(θ_f, θ_b) ≤ 90°", *axes, _lines(inset)),
         )
-        return Chart(self.name + ("" if total == "text" else f"-{total}"), caption, panels)
+        return Chart(self.name, f"{self.title}; the total is {TOTALS[JUDGED]}", panels)
+
+
+def _row(place: Place, said: str, found: Mapping[str, Found]) -> Row:
+    recipe, psi = place
+    paper, notes = FIGURE_ANGLES[place], [f"the text: {said}"]
+    ours, passed = None, None
+    if recipe in found:
+        angles = found[recipe].angles[f"{psi or 0.0:g}"]
+        ours = _degrees(angles[JUDGED])
+        passed = passes(paper, angles[JUDGED]) if found[recipe].state == "full" else None
+        notes += [f"{TOTALS[t]}: {_degrees(angles[t])}" for t in TOTALS if t != JUDGED]
+    return Row(
+        named(recipe, psi),
+        _degrees(paper),
+        ours,
+        passed,
+        note="; ".join(notes),
+        reading=f"{TOTALS[JUDGED]}; {RUNS[recipe].reading}",
+        source=ANGLE_CODE,
+    )
+
+
+def _degrees(angle: Measured) -> str:
+    return f"{angle.mean:.1f} ± {angle.std or 0.0:.1f}°"
 
 
 def _means(by_psi: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Measured]]:
@@ -235,15 +245,26 @@ def _means(by_psi: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Mea
     }
 
 
-def _lines(total: str, chosen: list[Point]) -> tuple[Line, ...]:
-    """The paper's errors in grey, then a colour for each way to train."""
-    paper = {id(p.comparison): (p.angles[total].mean, p.comparison.paper.test) for p in chosen}
+def _lines(chosen: list[Point]) -> tuple[Line, ...]:
+    """The paper in grey, then a colour for each way to train."""
+    paper = {p.place: (FIGURE_ANGLES[p.place].mean, p.comparison.paper.test) for p in chosen}
     ours: dict[str, list[tuple[float, Measured]]] = {}
     for point in chosen:
-        place = point.angles[total].mean, point.reading.errors.test
+        place = point.angles[JUDGED].mean, point.reading.errors.test
         ours.setdefault(point.label, []).append(place)
     lines = (points(label, places, color) for color, (label, places) in enumerate(ours.items()))
     return points("paper", list(paper.values())), *lines
+
+
+def _agreement(chosen: list[Point]) -> Text:
+    """How many points each reading has where the figure has them."""
+    found: dict[str, list[bool]] = {}
+    for point in chosen:
+        run, paper = point.reading.run, FIGURE_ANGLES[point.place]
+        near = passes(paper, point.angles[JUDGED])
+        found.setdefault(run.label or "the recipes", []).append(near)
+    counts = (f"{label} {sum(near)} of {len(near)}" for label, near in found.items())
+    return Text(f"Points at the angle of the paper's figure, by its rule: {', '.join(counts)}.")
 
 
 def _table(chosen: list[Point]) -> Table:
@@ -251,9 +272,10 @@ def _table(chosen: list[Point]) -> Table:
     for point in chosen:
         psi = point.comparison.paper.angle
         name = point.label + ("" if psi is None else f", Ψ = {psi:g}°")
-        angles = (f"{point.angles[t].mean:.1f} ± {point.angles[t].std or 0:.1f}" for t in TOTALS)
-        rows.append((name, *angles, str(point.reading.errors.test)))
-    header = ("", *(f"{words} (°)" for words in TOTALS.values()), "test error (%)")
+        angles = (_degrees(point.angles[total]) for total in TOTALS)
+        test = str(point.reading.errors.test)
+        rows.append((name, _degrees(FIGURE_ANGLES[point.place]), *angles, test))
+    header = ("", "the paper's figure", *TOTALS.values(), "test error (%)")
     return Table("Angles before training, and the test error after it", header, tuple(rows))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, story, tables, toy
+from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, story, tables, toy, updates
 from eqprop.paper.item import Item
 from eqprop.paper.training import BY_NAME, TrainingRun
 from eqprop.runs.recipe import UserError
@@ -27,6 +27,7 @@ def items() -> tuple[Item, ...]:
         _rescaled,
         *curves.ITEMS,
         *story.ITEMS,
+        *updates.ITEMS,
     )
 
 

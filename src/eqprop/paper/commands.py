@@ -19,6 +19,7 @@ from eqprop.runs.training import Interrupted
 
 OK, INTERRUPTED = 0, 130
 MARKS = {True: "✓", False: "✗", None: "–"}
+DAMAGED = "damaged"
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -40,14 +41,15 @@ def add(commands: Any) -> None:
         _list,
         "List every item: where it is in the paper, what it needs, what is there, what passes.",
         "✓ every number is within the tolerance, ✗ one is not, – not run in full, or nothing is "
-        "claimed. missing: not run; quick: run small, nothing is claimed; full: as in the paper. "
+        "claimed. missing: not run; quick: run small, nothing is claimed; full: as in the paper; "
+        "damaged: a file of it cannot be read, which is named at the end. "
         "The training runs that items share are listed below them.",
     )
     listing.add_argument(
         "--json",
         action="store_true",
-        help='a list of {"item", "rows": [{"row", "paper", "ours", "passed", "note"}], "state", '
-        '"passed"}',
+        help='a list of {"item", "rows": [{"row", "paper", "ours", "passed", "reading", "source", '
+        '"note"}], "state", "passed"}, and "problem" where a file is damaged',
     )
 
     run = _part(
@@ -78,8 +80,14 @@ def add(commands: Any) -> None:
         "report",
         _report,
         "Write the report: a page to open in a browser, the same in Markdown, and the figures.",
-        "Sections of README.md and docs/*.md beside the folder of the results that are marked "
-        "<!-- paper: ITEM --> … <!-- end --> are filled in as well.",
+        "Nothing outside --out and --results is written without --update-docs.",
+    )
+    write.add_argument(
+        "--update-docs",
+        action="store_true",
+        help="also fill in the sections of README.md and docs/*.md beside the folder of the "
+        "results that are marked <!-- paper: ITEM --> … <!-- end -->; one that would hold less "
+        "than before is refused",
     )
     write.add_argument(
         "--out", metavar="FILE", default="report.html", help="the page (default: report.html)"
@@ -104,25 +112,54 @@ def _list(options: argparse.Namespace) -> int:
         described = [_described(item, results) for item in catalogue.items()]
         print(json.dumps(described, indent=1, ensure_ascii=False))
         return OK
+    problems: dict[str, None] = {}  # each once, in their order
+    state: str
     lines = [("item", "state", "", "in the paper", "needs")]
     for item in catalogue.items():
-        mark = MARKS[item.passed(results)]
-        lines.append((item.name, item.state(results), mark, item.place, item.needs))
+        try:
+            state, mark = item.state(results), MARKS[item.passed(results)]
+        except UserError as error:
+            state, mark = DAMAGED, MARKS[None]
+            problems[str(error)] = None
+        lines.append((item.name, state, mark, item.place, item.needs))
     _print_table(lines)
     print()
     runs = [("training run", "state", "epochs", "what it is")]
     for run in RUNS.values():
         done, of = training.progress(run, results)
+        try:
+            state = training.state([run.name], results)
+        except UserError as error:
+            state = DAMAGED
+            problems[str(error)] = None
         note = run.reading if run.label else run.resolved(quick=False).description
-        runs.append((run.name, training.state([run.name], results), f"{done}/{of}", note))
+        runs.append((run.name, state, f"{done}/{of}", note))
     _print_table(runs)
+    for problem in problems:
+        print(f"\n{problem}")
     return OK
 
 
 def _described(item: Item, results: Results) -> dict[str, Any]:
+    try:
+        return _readable(item, results)
+    except UserError as error:
+        problem = str(error)
+        return {"item": item.name, "rows": [], "state": DAMAGED, "passed": None, "problem": problem}
+
+
+def _readable(item: Item, results: Results) -> dict[str, Any]:
     rows = [
-        {"row": r.name, "paper": r.paper, "ours": r.ours, "passed": r.passed, "note": r.note}
-        for r in item.rows(results)
+        {
+            "row": row.name,
+            "paper": row.paper,
+            "ours": row.ours,
+            "passed": row.passed,
+            "reading": row.reading,
+            "source": None if row.source is None else str(row.source),
+            "note": row.note,
+        }
+        for row in item.rows(results)
     ]
     return {
         "item": item.name,
@@ -193,6 +230,9 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _report(options: argparse.Namespace) -> int:
-    for path in report.write(Results(Path(options.results)), Path(options.out)):
+    root = Path(options.results)
+    if not root.is_dir():
+        raise UserError(f"--results {root}: no such folder: give the one that holds paper/")
+    for path in report.write(Results(root), Path(options.out), update_docs=options.update_docs):
         print(path)
     return OK

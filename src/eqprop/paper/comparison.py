@@ -1,4 +1,4 @@
-"""A published training result beside ours: as released, and with each deviation that was run."""
+"""A published training result beside ours: the reading that is judged, and every variant."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from eqprop.paper.blocks import Table, Text
 from eqprop.paper.item import Results, Row
-from eqprop.paper.published import Result
+from eqprop.paper.published import NAMES, Result
 from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, progress, variants
 from eqprop.paper.verdict import passes
 
-MARKS = {True: " ✓", False: " ✗", None: " (quick)"}
+MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the reading that is judged
+WORDS = {True: ", agrees", False: ", differs", None: " (quick)"}  # of a variant: no verdict
 
 
 @dataclass(frozen=True)
@@ -21,27 +22,28 @@ class Reading:
     run: TrainingRun
     errors: Errors
     outcome: Outcome
-    passed: bool | None  # None: a quick run claims nothing
+    within: bool | None  # the tolerance; None: a quick run claims nothing
 
     def __str__(self) -> str:
         failed = f", {self.errors.frozen} non-finite" if self.errors.frozen else ""
-        return f"{self.errors}{failed}{MARKS[self.passed]}"
+        return f"{self.errors}{failed}{(WORDS if self.run.label else MARKS)[self.within]}"
 
 
 @dataclass(frozen=True)
 class Comparison:
     paper: Result
-    ours: Reading | None
+    ours: Reading | None  # the recipe itself: what is judged
     variants: tuple[Reading, ...]
     progress: str  # of a run that is not complete
 
     def row(self) -> Row:
-        tried = [f"{reading.run.label}: {reading}" for reading in self.variants]
-        if self.ours is None:
-            return Row(self.paper.name, str(self.paper), None, None, _joined(self.progress, *tried))
-        shown = [] if self.ours.passed else tried
-        note = _joined(*self._notes(self.ours), *shown)
-        return Row(self.paper.name, str(self.paper), str(self.ours.errors), self.ours.passed, note)
+        run = RUNS[self.paper.recipe]
+        ours, within = (str(self.ours.errors), self.ours.within) if self.ours else (None, None)
+        notes = self._notes(self.ours) if self.ours else [self.progress]
+        if not within:
+            notes += [f"{reading.run.label}: {reading}" for reading in self.variants]
+        note = "; ".join(note for note in notes if note)
+        return Row(self.paper.name, str(self.paper), ours, within, note, run.reading, run.source)
 
     def _notes(self, ours: Reading) -> list[str]:
         recipe, errors, notes = ours.outcome.recipe, ours.errors, []
@@ -53,7 +55,7 @@ class Comparison:
             ]
         if errors.frozen:
             notes.append(f"{errors.frozen} of {errors.test.n} networks became non-finite")
-        if ours.passed is False and passes(self.paper.test, errors.last_ten):
+        if ours.within is False and passes(self.paper.test, errors.last_ten):
             notes.append(f"the mean of the last ten epochs passes: {errors.last_ten}")
         return notes
 
@@ -63,10 +65,6 @@ def _under_way(run: TrainingRun, paper: Result, results: Results) -> str:
     parts = (piece for piece in run.pieces if paper.angle in piece.overrides["angle"])
     done, of = progress(next(parts, run), results)
     return f"at epoch {done} of {of}" if 0 < done < of else ""
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)
 
 
 def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, ...]:
@@ -79,12 +77,12 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
         errors = outcome.errors(paper.angle) if outcome else None
         if outcome is None or errors is None:
             return None
-        passed = None if outcome.quick else passes(paper.test, errors.test)
-        return Reading(run, errors, outcome, passed)
+        within = None if outcome.quick else passes(paper.test, errors.test)
+        return Reading(run, errors, outcome, within)
 
     def comparison(paper: Result) -> Comparison:
         run = RUNS[paper.recipe]
-        tried = (reading(deviation, paper) for deviation in variants(paper.recipe))
+        tried = (reading(variant, paper) for variant in variants(paper.recipe))
         found = tuple(each for each in tried if each is not None)
         ours = reading(run, paper)
         full = ours is not None and not ours.outcome.quick
@@ -94,18 +92,18 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
 
 
 def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
-    """One line a published result, one column a reading; None where nothing was run."""
+    """One line per published result, one column per reading; None where nothing was run."""
     lines = [it for it in comparisons if it.ours or it.variants]
     if not lines:
         return None
-    labels = list(dict.fromkeys(d.run.label for it in lines for d in it.variants))
+    labels = list(dict.fromkeys(v.run.label for it in lines for v in it.variants))
 
     def cells(it: Comparison) -> tuple[str, ...]:
-        by_label = {d.run.label: str(d) for d in it.variants}
+        by_label = {v.run.label: str(v) for v in it.variants}
         ours = (str(it.ours), str(it.ours.errors.last_ten)) if it.ours else ("–", "–")
         return (it.paper.name, str(it.paper), *ours, *(by_label.get(label, "") for label in labels))
 
-    header = ("", "paper", "as released", "last ten epochs", *labels)
+    header = ("", "paper", "eqprop", "last ten epochs", *labels)
     caption += (
         ": test error after the last epoch in %, mean ± standard deviation over the networks "
         "(train error), and the test error averaged over the last ten epochs"
@@ -114,10 +112,19 @@ def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
 
 
 def explanation(comparisons: Sequence[Comparison]) -> tuple[Text, ...]:
-    """What deviates, and how a network that failed counts; nothing if there is neither."""
-    runs = {d.run.label: d.run.reading for it in comparisons for d in it.variants}
-    words = [f"`{label}`: {note}." for label, note in runs.items()]
+    """Every reading and its source, and how a network that failed counts."""
     readings = [r for it in comparisons for r in (it.ours, *it.variants) if r is not None]
+    runs = dict.fromkeys(r.run for r in readings)
+    words = list(dict.fromkeys(f"{_heading(run)}: {described(run)}." for run in runs))
     if any(r.errors.frozen for r in readings):
         words.append("A network that became non-finite answers nothing and counts as guessing.")
     return (Text(" ".join(words)),) if words else ()
+
+
+def _heading(run: TrainingRun) -> str:
+    return f"`{run.label}`" if run.label else NAMES[run.recipe]
+
+
+def described(run: TrainingRun) -> str:
+    """A reading and its source."""
+    return f"{run.reading} ({run.source or 'found by trial, no source'})"

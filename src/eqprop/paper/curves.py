@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eqprop.paper import training
 from eqprop.paper.blocks import Block, Chart, Line, Panel
-from eqprop.paper.comparison import compare
+from eqprop.paper.comparison import compare, described
 from eqprop.paper.item import Results, Row
 from eqprop.paper.published import FULL_TABLE, Result
 from eqprop.paper.trained import Trained
@@ -26,7 +26,7 @@ class TrainingCurves(Trained):
         return tuple(comparison.row() for comparison in compare(self.published, results))
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
-        """A chart of the recipes, and one of each deviation that was run."""
+        """A chart of the recipes, and one of each variant that was run."""
         readings = [tuple(training.RUNS[name] for name in self.runs)]
         readings += [(run,) for name in self.runs for run in training.variants(name)]
         charts = (self._chart(reading, results) for reading in readings)
@@ -36,8 +36,8 @@ class TrainingCurves(Trained):
         panels = tuple(panel for run in runs for panel in self._panels(run, results))
         run, caption = runs[0], self.title
         if run.label:
-            caption += f". Not as released: {run.reading}"
-        name = self.name + (f"-{run.label}" if run.label else "")
+            caption += f". {run.label[0].upper()}{run.label[1:]}: {described(run)}"
+        name = self.name + run.name.removeprefix(run.recipe) * bool(run.label)
         return Chart(
             name, f"{caption}. Mean ± standard deviation; • the paper's test error", panels
         )

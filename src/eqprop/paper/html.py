@@ -144,16 +144,21 @@ def numeric(column: Sequence[str]) -> bool:
 def _rows(rows: Sequence[Row]) -> str:
     cells = [(row.paper, row.ours or "–") for row in rows]
     paper, ours = (' class="num"' if numeric([c[i] for c in cells]) else "" for i in (0, 1))
-    notes = any(row.note for row in rows)
+    remarks = {
+        "Reading": [row.reading for row in rows],
+        "Source": [row.source.kind if row.source else "" for row in rows],
+        "Note": [row.note for row in rows],
+    }
+    shown = {name: cells for name, cells in remarks.items() if any(cells)}
     body = "".join(
         f"<tr><td>{text(row.name)}</td><td{paper}>{text(row.paper)}</td>"
         f'<td{ours}>{text(row.ours or "–")}</td><td class="mark">{mark(row.passed)}</td>'
-        + (f'<td class="note">{text(row.note)}</td>' if notes else "")
+        + "".join(f'<td class="note">{text(cells[i])}</td>' for cells in shown.values())
         + "</tr>"
-        for row in rows
+        for i, row in enumerate(rows)
     )
     head = f'<th></th><th{paper}>Paper</th><th{ours}>eqprop</th><th class="mark">Pass</th>'
-    head += "<th>Note</th>" if notes else ""
+    head += "".join(f"<th>{name}</th>" for name in shown)
     table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return _scroll(f'<table class="rows">{table}</table>')
 

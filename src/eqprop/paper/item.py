@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eqprop.paper.blocks import Block
+from eqprop.paper.sources import Source
 from eqprop.runs.folder import RunFolder
+from eqprop.runs.recipe import UserError
 
 State = Literal["missing", "quick", "full"]
 
@@ -34,7 +36,15 @@ class Results:
     def read(self, name: str, quick: bool) -> dict[str, Any] | None:
         """What an item computed, or None. Includes `machine`: where, when, at which commit."""
         file = self.folder(quick) / f"{name}.json"
-        return json.loads(file.read_bytes()) if file.is_file() else None
+        if not file.is_file():
+            return None
+        try:
+            found = json.loads(file.read_bytes())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "machine" not in found:
+            raise UserError(f"{file}: damaged: restore it, or delete it and compute it again")
+        return found
 
     def best(self, name: str) -> tuple[State, dict[str, Any]]:
         """The full result if it is there, else the quick one."""
@@ -47,13 +57,22 @@ class Results:
 
 @dataclass(frozen=True)
 class Row:
-    """One number of the paper beside ours."""
+    """One number of the paper beside ours, and how the paper is read there.
+
+    A reading needs a source: without one there is no verdict, whatever the numbers are.
+    """
 
     name: str
     paper: str
     ours: str | None  # None: not there yet
     passed: bool | None  # None: nothing is claimed, or not there yet
     note: str = ""
+    reading: str = ""
+    source: Source | None = None  # None: nothing of the paper is judged here
+
+    def __post_init__(self) -> None:
+        if self.passed is not None and self.source is None:
+            raise ValueError(f"row {self.name!r}: a verdict needs a source")
 
 
 @dataclass(frozen=True)
@@ -95,8 +114,8 @@ class Item(ABC):
         """
 
     def passed(self, results: Results) -> bool | None:
-        """Whether every row passes; None while one is missing, or where nothing is claimed."""
-        verdicts = [row.passed for row in self.rows(results)]
+        """Whether every row with a source passes; None while one is missing, or without any."""
+        verdicts = [row.passed for row in self.rows(results) if row.source is not None]
         if not verdicts or None in verdicts:
             return False if False in verdicts else None
         return all(verdicts)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from eqprop.paper.blocks import Block, Chart, Matrix, Table, Text
 from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric, standing
 from eqprop.paper.item import Item, Results, Row
+from eqprop.paper.sources import Source
 from eqprop.paper.svg import SUBSCRIPT, typeset
 
 MARKS = {True: "✓", False: "✗", None: "–"}
@@ -35,6 +36,17 @@ def summary(items: Sequence[Item], results: Results) -> str:
     return table(("item", "in the paper", "state", "pass"), rows)
 
 
+def sources(items: Sequence[Item], results: Results) -> str:
+    """Every document that a verdict rests on, and the items that do."""
+    found: dict[Source, dict[str, None]] = {}
+    for item in items:
+        for row in item.rows(results):
+            if row.source is not None:
+                found.setdefault(row.source, {})[f"`{item.name}`"] = None
+    rows = [(source.kind, source.place, ", ".join(names)) for source, names in found.items()]
+    return table(("source", "place", "items"), sorted(rows))
+
+
 def section(item: Item, results: Results) -> str:
     state = standing(item, results)
     needs = f" It needs: {escaped(item.needs)}." if state in ("missing", "partial") else ""
@@ -47,10 +59,17 @@ def section(item: Item, results: Results) -> str:
 def rows_table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    notes = any(row.note for row in rows)
-    header = ("", "paper", "eqprop", "pass", "note") if notes else ("", "paper", "eqprop", "pass")
-    cells = [(row.name, row.paper, row.ours or "–", MARKS[row.passed], row.note) for row in rows]
-    return table(header, [each[: len(header)] for each in cells])
+    columns = {
+        "": [row.name for row in rows],
+        "paper": [row.paper for row in rows],
+        "eqprop": [row.ours or "–" for row in rows],
+        "pass": [MARKS[row.passed] for row in rows],
+        "reading": [row.reading for row in rows],
+        "source": [row.source.kind if row.source else "" for row in rows],
+        "note": [row.note for row in rows],
+    }
+    shown = {name: cells for name, cells in columns.items() if not name or any(cells)}
+    return table(tuple(shown), list(zip(*shown.values(), strict=True)))
 
 
 def block(each: Block, figures: str) -> str:

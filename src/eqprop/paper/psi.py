@@ -39,17 +39,17 @@ class ErrorAgainstPsi(Trained):
                 panels.append(Panel(NAMES[recipe], *axes, (paper, *ours), y_log=True))
         if not panels:
             return ()
-        caption = f"{self.title}: the paper, the recipe as released, each deviation, side by side"
+        caption = f"{self.title}: the paper, the recipe, each variant, side by side"
         return Chart(self.name, caption, tuple(panels)), *explanation(comparisons)
 
 
 def readings(comparisons: Sequence[Comparison]) -> list[Line]:
-    """Error against angle: a line of points for the recipe, and one for each deviation."""
+    """Error against angle: a line of points for the recipe, and one for each variant."""
     found: dict[str, list[tuple[float, Measured]]] = {}
     for comparison in comparisons:
         for reading in (comparison.ours, *comparison.variants):
             if reading is not None:
-                label = reading.run.label or "as released"
+                label = reading.run.label or "eqprop"
                 label += ", quick" if reading.outcome.quick else ""
                 place = comparison.paper.angle or 0.0, reading.errors.test
                 found.setdefault(label, []).append(place)

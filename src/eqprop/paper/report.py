@@ -1,13 +1,15 @@
-"""`eqprop paper report`: the page, the Markdown, the figures, and the tables of README and docs.
+"""`eqprop paper report`: the page, the Markdown, the figures; on request the tables of the docs.
 
-Running it twice changes nothing. Of the project whose results these are, in README.md and docs/*.md
-beside their folder,
+Running it twice changes nothing. With `--update-docs`, in README.md and docs/*.md beside the folder
+of the results,
 
     <!-- paper: ITEM -->
     <!-- end -->
 
 holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
-`<!-- paper: ITEM figures -->` its figures, and `<!-- paper: summary -->` the list of all items.
+`<!-- paper: ITEM tables -->` only the others, `<!-- paper: ITEM figures -->` its figures,
+`<!-- paper: summary -->` the list of all items, and `<!-- paper: sources -->` that of all sources.
+What would hold less than before is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,18 @@ from eqprop.paper.item import Item, Results
 from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
-MARKED = re.compile(r"(<!-- paper: ([^\s]+)(?: (rows|figures))? -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- paper: ([^\s]+)(?: (rows|tables|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 
 
-def write(results: Results, out: Path, items: Sequence[Item] | None = None) -> list[Path]:
+def write(
+    results: Results,
+    out: Path,
+    items: Sequence[Item] | None = None,
+    *,
+    update_docs: bool = False,
+) -> list[Path]:
     """What was written, or was so already: the page first."""
     if items is None:
         from eqprop.paper.catalogue import items as catalogue
@@ -40,10 +51,11 @@ def write(results: Results, out: Path, items: Sequence[Item] | None = None) -> l
         folder / "report.md": markdown.page(items, results),
         **{folder / "figures" / f"{chart.name}.svg": svg.figure(chart) for chart in charts},
     }
-    project = Path(os.path.relpath(results.root.resolve().parent))
-    for path in [project / "README.md", *sorted((project / "docs").glob("*.md"))]:
-        if path.is_file() and MARKED.search(old := path.read_text("utf-8")):
-            texts[path] = _filled(path, old, items, results)
+    if update_docs:
+        project = Path(os.path.relpath(results.root.resolve().parent))
+        for path in [project / "README.md", *sorted((project / "docs").glob("*.md"))]:
+            if path.is_file() and MARKED.search(old := path.read_text("utf-8")):
+                texts[path] = _filled(path, old, items, results)
     for path, content in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text("utf-8") != content:
@@ -56,22 +68,54 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
     figures = Path(os.path.relpath(results.root / "paper" / "figures", path.parent)).as_posix()
 
     def between(found: re.Match[str]) -> str:
-        start, name, what, end = found.groups()
+        start, name, what, before, end = found.groups()
         item = next((item for item in items if item.name == name), None)
         if name == "summary":
             parts = [markdown.summary(items, results)]
+        elif name == "sources":
+            parts = [markdown.sources(items, results)]
         elif item is None:
             known = ", ".join(item.name for item in items)
             raise UserError(f"{path}: paper: {name}: no such item. There are: {known}")
         else:
-            kinds = {None: (Table, Matrix), "rows": (), "figures": (Chart,)}[what]
-            parts = [markdown.rows_table(item.rows(results))] if what != "figures" else []
+            tables = Table, Matrix
+            kinds = {None: tables, "rows": (), "tables": tables, "figures": (Chart,)}[what]
+            parts = [markdown.rows_table(item.rows(results))] if what in (None, "rows") else []
             parts += [
                 markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)
             ]
-        return f"{start}\n{chr(10).join(part for part in parts if part)}\n{end}"
+        after = "\n".join(part for part in parts if part)
+        for there, now, of in zip(_held(before), _held(after), ("lines", "cells"), strict=True):
+            if now < there:
+                raise UserError(
+                    f"{path}: paper: {name}: would hold {now} {of} instead of {there}: complete "
+                    "the results, or empty the section if it is to shrink"
+                )
+        return f"{start}\n{after}\n{end}"
 
     return MARKED.sub(between, old)
+
+
+def _held(section: str) -> tuple[int, int]:
+    """How many lines of tables and figures a section has, and how many filled cells.
+
+    Notes do not count: there are fewer of them when more rows pass.
+    """
+    figures = sum(line.startswith("![") for line in section.splitlines())
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    tables = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    filled, notes = [], None
+    for line, below in pairwise([*tables, ["end"]]):
+        if _is_rule(below):  # then this is a header
+            notes = line.index("note") if "note" in line else None
+        if not _is_rule(line):
+            filled.append(sum(c not in ("", "–") for k, c in enumerate(line) if k != notes))
+    return len(filled) + figures, sum(filled)
+
+
+def _is_rule(line: Sequence[str]) -> bool:
+    """Whether it is what stands between the header of a table and its rows."""
+    return set("".join(line)) <= {"-", ":"}
 
 
 def _made(here: dict[str, Any]) -> list[str]:

@@ -30,6 +30,8 @@ class Source:
 COMMANDS = Source(Kind.RELEASE, "ernoult/continualEP, README of branch iclr, the row's command")
 ANGLE_CODE = Source(Kind.RELEASE, "ernoult/continualEP, branch iclr, compute_angleGrad")
 RANDOM_SIGN = Source(Kind.TEXT, 'tables "full-results" and "table-hyp-training"')
+TOY_MODEL = Source(Kind.TEXT, "appendix C")
+ALGORITHMS = Source(Kind.TEXT, "appendix A")
 GDD_TABLE = Source(Kind.TEXT, 'table "table-hyp-th"')
 GLOROT = Source(Kind.TEXT, "appendix F.1, Glorot initialisation")
 EQUATIONS = Source(Kind.TEXT, "appendix E, the equations of the models")

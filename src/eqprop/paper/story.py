@@ -1,8 +1,9 @@
-"""Why C-VF with one hidden layer fails: which readings of its recipe diverge, when, and how.
+"""Why the released C-VF with one hidden layer fails: what diverges, when, how, and what cures it.
 
 Without nudging, hidden and output layers see only each other's previous state, so a synchronous
 free phase is two sequences that never meet: h_0 → o_1 → h_2 → … and o_0 → h_1 → o_2 → …
-Updating the layers in turn leaves the second alone.
+Updating the layers in turn leaves the second alone. These are results of our own: the paper says
+nothing of it, and nothing is judged.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RECIPE = "c-vf-1h"
 COMPARED = tuple(f"{RECIPE}-{label}" for label in ("as-released", "in-turn", "no-bias"))
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe == RECIPE)
 HEALTHY, FAILED = 10.0, 20.0  # test error in %: below the one, then above the other, is divergence
-SHUFFLES, RARE = 10000, 0.05
+SHUFFLES = 10000
 LONG = 1000  # steps after which a sequence that settles has settled
 STILL = 1e-5  # a change that is float32's
 SHOWN = 60  # steps of the trajectory
@@ -109,8 +110,8 @@ def trajectory(net: Network, x: Tensor) -> dict[str, Any]:
 
 class Story(Computed):
     name = stored = "c-vf-story"
-    title = "Why C-VF with one hidden layer fails"
-    place = "beyond the paper: why C-VF fails"
+    title = "Why the released C-VF with one hidden layer fails, and what cures it"
+    place = "beyond the paper: why the released C-VF fails"
     needs = "three runs of 45 networks, 2 min each on an H200, and 10 min on a core; quick 2 min"
 
     def run(self, order: Order) -> None:
@@ -149,9 +150,9 @@ class Story(Computed):
     def rows(self, results: Results) -> tuple[Row, ...]:
         released, in_turn, no_bias = (training.best(RUNS[name], results) for name in COMPARED)
         return (
-            _count_row("as released", released, claim="all"),
-            _count_row("in turn", in_turn, claim="none"),
-            _count_row("no biases", no_bias, claim="none"),
+            _count_row("as released", released),
+            _count_row("in turn", in_turn),
+            _count_row("no biases", no_bias),
             _when_row(released),
             _effect_row("in turn", in_turn),
             _effect_row("no biases", no_bias),
@@ -159,7 +160,7 @@ class Story(Computed):
         )
 
     def _alternation_row(self, results: Results) -> Row:
-        state, found = results.best(self.stored)
+        found = self.found(results)
         chosen = [net for net in found.get("networks", ()) if net["reading"] == "as released"]
         alternating = sum(len(net["alternating"]) for net in chosen)
         both = sum(net["both_settle"] for net in chosen)
@@ -167,8 +168,8 @@ class Story(Computed):
             name="as released: images that alternate, of which both sequences settle",
             paper="–",
             ours=f"{both} of {alternating}" if found else None,
-            passed=both == alternating if state == "full" and alternating else None,
-            note=f"passes if all; every second state compared, after {LONG} steps",
+            passed=None,
+            note=f"every second state compared, after {LONG} steps",
         )
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
@@ -195,7 +196,7 @@ class Story(Computed):
 
 def _looked_at(net: dict[str, Any]) -> dict[str, str]:
     return {
-        "": net["reading"],
+        "": net["reading"].replace("-", " "),
         "seed": f"{net['seed']}",
         "not settled after T": f"{net['unsettled']} of {net['images']}",
         "alternating": f"{len(net['alternating'])}",
@@ -217,33 +218,28 @@ def _by_angle(outcome: Outcome, values: Tensor) -> Tensor:
     return values.reshape(-1, outcome.recipe.seeds)  # members come angle by angle
 
 
-def _count_row(name: str, outcome: Outcome | None, claim: str) -> Row:
+def _count_row(name: str, outcome: Outcome | None) -> Row:
     failed = [result for result in PUBLISHED if result.test.mean > FAILED]
     published, total = (sum(result.test.n for result in each) for each in (failed, PUBLISHED))
     row = f"{name}: networks that diverge"
-    paper = f"{published} of {total}, from Ψ = {failed[0].angle:g}° on"
-    note = f"passes if {claim} do"
+    paper = f"{published} of {total} fail, from Ψ = {failed[0].angle:g}° on"
     if outcome is None:
-        return Row(row, paper, None, None, note)
+        return Row(row, paper, None, None)
     gone = ~_diverged(outcome).isnan()
-    members = outcome.recipe.members()
-    left = [
-        f"Ψ = {m.angle:g}° seed {m.seed}" for m, it in zip(members, gone, strict=True) if not it
-    ]
-    if claim == "all" and 0 < len(left) < 4:
-        note += f"; not {', '.join(left)}"
-    passed = bool(gone.all() if claim == "all" else not gone.any())
-    ours = f"{int(gone.sum())} of {len(gone)}"
-    return Row(row, paper, ours, None if outcome.quick else passed, note)
+    return Row(row, paper, f"{int(gone.sum())} of {len(gone)}", None, _spared(outcome, gone))
 
 
-def _chance_row(
-    name: str, paper: str, ours: str, values: Tensor, quick: bool, notes: str = ""
-) -> Row:
-    """Whether the angles, [angles, seeds], lie no further apart than shuffled ones do."""
-    share = chance(values)
-    note = f"{notes}as much in {100 * share:.0f} % of {SHUFFLES} shuffles; passes above 5 %"
-    return Row(name, paper, ours, None if quick else share > RARE, note)
+def _spared(outcome: Outcome, gone: Tensor) -> str:
+    """The few networks that did not diverge where most did."""
+    members = zip(outcome.recipe.members(), gone, strict=True)
+    left = [f"Ψ = {m.angle:g}° seed {m.seed}" for m, it in members if not it]
+    return f"all but {', '.join(left)}" if 0 < len(left) < 4 else ""
+
+
+def _chance_row(name: str, paper: str, ours: str, values: Tensor, notes: str = "") -> Row:
+    """How far the angles, [angles, seeds], lie apart, and how often shuffled ones do."""
+    note = f"{notes}as far apart in {100 * chance(values):.0f} % of {SHUFFLES} shuffles of Ψ"
+    return Row(name, paper, ours, None, note)
 
 
 def _when_row(outcome: Outcome | None) -> Row:
@@ -252,7 +248,7 @@ def _when_row(outcome: Outcome | None) -> Row:
         return Row(name, "–", None, None)
     after = outcome.recipe.epochs + 1.0  # what has not diverged would do so later
     values = _by_angle(outcome, _diverged(outcome).nan_to_num(after))
-    return _chance_row(name, "–", _from_to(values, 0), values, outcome.quick)
+    return _chance_row(name, "–", _from_to(values, 0), values)
 
 
 def _effect_row(name: str, outcome: Outcome | None) -> Row:
@@ -265,7 +261,7 @@ def _effect_row(name: str, outcome: Outcome | None) -> Row:
     values, last_ten = (_by_angle(outcome, each) for each in (test[-1], test[-10:].mean(0)))
     ours = f"{_from_to(values)}, seeds ± {values.var(1).mean().sqrt():.2f}"
     notes = f"last ten epochs {_from_to(last_ten)}; "
-    return _chance_row(row, paper, ours, values, outcome.quick, notes)
+    return _chance_row(row, paper, ours, values, notes)
 
 
 def _from_to(values: Tensor, digits: int = 2) -> str:
@@ -387,7 +383,8 @@ def _distances(networks: Sequence[dict[str, Any]]) -> Iterable[Line]:
     for color, net in enumerate(networks):
         y = tuple(sorted(net["distance"], reverse=True))
         x = tuple(float(i + 1) for i in range(len(y)))
-        yield Line(f"{net['reading']}, seed {net['seed']}", x, y, "points", color)
+        label = f"{net['reading'].replace('-', ' ')}, seed {net['seed']}"
+        yield Line(label, x, y, "points", color)
 
 
 ITEMS = (Story(),)

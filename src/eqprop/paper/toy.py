@@ -14,6 +14,7 @@ from eqprop.dynamics import relax
 from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
 from eqprop.paper.computed import Computed
 from eqprop.paper.item import Item, Order, Results, Row
+from eqprop.paper.sources import TOY_MODEL
 from eqprop.primitive import toy_model
 from eqprop.rules import BPTT, EP, RBP, ContinualEP
 
@@ -120,6 +121,8 @@ class ToyModel(Computed):
                     ours=f"{max(off):.1e}" if off else None,
                     passed=max(off) <= TOLERANCE if off else None,
                     note=f"passes up to {TOLERANCE:g}, the rounding of float64 divided by β",
+                    reading="the closed forms",
+                    source=TOY_MODEL,
                 )
             )
         far = [entry["distance"] for entry in found.get("limit", ())]
@@ -131,6 +134,8 @@ class ToyModel(Computed):
                 ours=f"{far[0]:.1e} → {far[-1]:.1e}" if far else None,
                 passed=all(fall >= 8 for fall in falls) if far else None,
                 note="passes if a tenth of β leaves no more than an eighth of the distance",
+                reading="the closed forms",
+                source=TOY_MODEL,
             )
         )
         return tuple(rows)

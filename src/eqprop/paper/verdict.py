@@ -11,7 +11,10 @@ WIDE = 1.0  # a published standard deviation above this is a regime, not a numbe
 
 @dataclass(frozen=True)
 class Measured:
-    """An error in %, over n networks; the sample standard deviation is None for one alone."""
+    """An error in %, or an angle in degrees, over n networks.
+
+    The sample standard deviation is None for one network alone.
+    """
 
     mean: float
     std: float | None
