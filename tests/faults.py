@@ -431,7 +431,7 @@ def _bad_data(folder: Path, chance: random.Random) -> tuple[str, Outcome]:
 
 
 def _bad_call(folder: Path, chance: random.Random) -> tuple[str, Outcome]:
-    """A call of the library with one wrong thing: it works, or says in a ValueError what is wrong."""
+    """A call of the library with one wrong thing: it works, or an error says what is wrong."""
     name = chance.choice(sorted(CALLS))
     number = chance.random()
 

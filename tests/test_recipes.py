@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eqprop import BPTT, EP, RBP, VF, ContinualEP, ContinualVF
 from eqprop.activations import ACTIVATIONS
+from eqprop.paper.training import RUNS
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
 from eqprop.synapses import INITS
@@ -42,6 +43,7 @@ COMPARED = {
     "rbp-1h": (30, 10, None, False, 30, (0.08, 0.04)),
 }
 EVERY = TABLE | RESCALED | COMPARED
+RECOMMENDED = ("c-vf-1h-in-turn",)  # a variant of the paper's recipe, run in full as such
 # The full table of results: test error, its deviation, train error.
 PUBLISHED = {
     "ep-1h": ("2.00 ± 0.13", "0.20"),
@@ -99,7 +101,13 @@ def minimal(tmp_path: Path) -> Path:
 
 
 def test_exactly_these_recipes_are_shipped() -> None:
-    assert names() == sorted(EVERY)
+    assert names() == sorted((*EVERY, *RECOMMENDED))
+
+
+@pytest.mark.parametrize("name", RECOMMENDED)
+def test_a_recommended_recipe_is_the_one_whose_results_are_shown(name: str) -> None:
+    run = RUNS[name].resolved(quick=False)
+    assert load(name, {"angle": list(run.angle)}).differences(run) == []
 
 
 @pytest.mark.parametrize("name", EVERY)
