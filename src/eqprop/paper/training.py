@@ -132,6 +132,7 @@ _C_EP_1H_FIXED = _recipe("c-ep-1h-fixed-beta")
 _RESCALED_1H, _RESCALED_2H = map(_recipe, ("rescaled-c-ep-1h", "rescaled-c-ep-2h"))
 _C_VF_1H = _untied("c-vf-1h")
 _C_VF_2H = _untied("c-vf-2h", parts=tuple(ANGLES[k : k + 3] for k in (0, 3, 6)))
+_SPREAD = ((0.0, 90.0, 180.0), (45.0, 135.0, 157.5), (22.5, 67.5, 112.5))  # a part shows the trend
 
 RUNS = {
     run.name: run
@@ -154,8 +155,8 @@ RUNS = {
         _full(_C_VF_1H),
         _C_VF_2H,
         _released(_C_VF_2H),
-        _in_turn(_released(_C_VF_2H)),
-        _full(_C_VF_2H),
+        replace(_in_turn(_released(_C_VF_2H)), parts=_SPREAD),
+        replace(_full(_C_VF_2H), parts=_SPREAD),
     )
 }
 BY_NAME = RUNS | {piece.name: piece for run in RUNS.values() for piece in run.pieces}
