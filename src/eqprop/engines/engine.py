@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost, SquaredError, as_target
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
 from eqprop.model import Model
@@ -87,11 +87,13 @@ class Engine(ABC):
         self.model.check_input(x)
         self.model.check_target(x, y)
         if isinstance(self.cost, SquaredError):
-            self.cost.check((x.shape[-2], self.model.layer_sizes[-1]), y)
+            shape = (*self.model.ensemble, x.shape[-2], self.model.layer_sizes[-1])
+            self.cost.target(y, shape, self.model.dtype)
 
     def targets(self, y: Tensor) -> Tensor:
         """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
-        y = y.to(self.model.dtype)
+        net = self.model
+        y = as_target(y, net.ensemble, net.layer_sizes[-1], net.dtype).to(net.dtype)
         whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
