@@ -656,7 +656,7 @@ def test_what_a_run_is_given_is_checked_the_same_way_everywhere(kind):
         alike.run(split, torch.zeros(0, 2, 5, dtype=torch.long))
     with pytest.raises(ValueError, match=r"signs have shape \[2, 2\], but must be \[3, 2\]"):
         alike.run(split, index, torch.ones(2, 2))
-    with pytest.raises(ValueError, match="not below its 4 classes"):
+    with pytest.raises(ValueError, match="labels hold class 7, but there are 4"):
         alike.run(Split(split.images, split.labels + 4, 4), index)
     with pytest.raises(ValueError, match="free_steps must be a positive integer"):
         alike.relax(torch.zeros(5, 6, dtype=torch.float64), 0)

@@ -104,7 +104,10 @@ class Engine(ABC):
         `signs` of β are [M, *ensemble]. If one of them raises, the parameters are as they were
         before the first.
         """
-        index = self.check_run(split, index, signs)
+        return self.step_through(split, self.check_run(split, index, signs), signs)
+
+    def step_through(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts:
+        """`run` for any split: bytes or floats, one `step` per minibatch."""
         counts = None
         with self.restoring() if len(index) > 1 else nullcontext():  # one step restores itself
             for m in range(len(index)):
