@@ -14,8 +14,7 @@ import torch
 from eqprop.paper import catalogue, report, training
 from eqprop.paper.item import Item, Order, Results
 from eqprop.paper.training import RUNS, TrainingRun
-from eqprop.runs.recipe import UserError
-from eqprop.runs.training import Interrupted
+from eqprop.runs import Interrupted, UserError
 
 OK, INTERRUPTED = 0, 130
 MARKS = {True: "✓", False: "✗", None: "–"}
