@@ -341,7 +341,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _weights(of: Run) -> str:
     """Of which epoch the weights are, and whether the run has gone further."""
     done = of.summary["epochs"]
-    if f"epoch {done}" == of.place or of.place.startswith(f"epoch {done} and"):
+    if of.epoch >= done:
         return f"after {of.place}"
     return f"after {of.place} of {done}: later weights are not there (resume the run to get them)"
 
@@ -381,9 +381,9 @@ def _show(options: argparse.Namespace) -> int:
         if isinstance(tested, NothingToTest):
             print(f"no confusion matrix: {tested}")
         else:
-            weights = _weights(of)
-            print(figures.confusion(folder, tested.confusion.sum(0)), end="")
-            print("" if weights == f"after epoch {len(metrics)}" else f" ({weights})")
+            picture = figures.confusion(folder, tested.confusion.sum(0))
+            current = (of.epoch, of.minibatch) == (len(metrics), 0)
+            print(picture if current else f"{picture} ({_weights(of)})")
     except figures.NoMatplotlib as error:
         print(f"no pictures: {error}")
     return OK

@@ -84,12 +84,6 @@ class Checkpoint:
     log: str | None  # hash of the metrics so far
     angles_log: str | None
 
-    @property
-    def place(self) -> str:
-        """Which weights these are, in words."""
-        within = f" and {self.minibatch} minibatches" if self.minibatch else ""
-        return f"epoch {self.epoch}{within}"
-
 
 class RunFolder:
     """What lies in the folder of a run, verified where it is read."""

@@ -13,6 +13,7 @@ import torch
 
 from eqprop import data as datasets
 from eqprop.costs import Cost, SquaredError
+from eqprop.engines import Engine
 from eqprop.network import Network
 from eqprop.runs import recipe as recipes
 from eqprop.runs.evaluation import Evaluation, NothingToTest, measure
@@ -20,20 +21,20 @@ from eqprop.runs.folder import RunFolder, RunWriter
 from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.runs.signals import stopping
-from eqprop.runs.summary import summarise
+from eqprop.runs.summary import error_text, summarise
 from eqprop.runs.training import Callback, Training, Watcher, check_fits, fitting, recipe_engine
 from eqprop.splits import Dataset, Samples, Split, dataset_of
 
 Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What a training run came to. All lists have one entry per network, in the same order.
 
     `net` are the networks as last saved or trained, one ensemble [E] of the members `living`;
-    None where there are none, since all are frozen or none was saved. `place` says of which
-    epoch they are.
+    None where there are none, since all are frozen or none was saved. They have seen `epoch`
+    epochs and `minibatch` minibatches of the next.
     """
 
     recipe: Recipe
@@ -41,8 +42,21 @@ class Run:
     summary: dict[str, Any]  # `members`, `settings`, errors, `frozen`, `complete`, machine, …
     net: Network | None
     living: list[int]
-    place: str
+    epoch: int
+    minibatch: int
     folder: Path | None = None
+    data: Dataset | None = None  # that it was trained on, where it has just been
+
+    def __repr__(self) -> str:
+        errors = error_text(self.summary["test_error"])
+        n = len(self.summary["members"])
+        return f"Run({self.recipe.name}, {n} network(s), {self.place}, test error {errors})"
+
+    @property
+    def place(self) -> str:
+        """How far the networks are, in words."""
+        within = f" and {self.minibatch} minibatches" if self.minibatch else ""
+        return f"epoch {self.epoch}{within}"
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -56,7 +70,7 @@ def train(
     folder: str | os.PathLike[str] | None = None,
     epochs: int | None = None,
     seeds: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     progress: bool = True,
     callback: Callback | None = None,
     *,
@@ -79,7 +93,7 @@ def train(
             in the main thread Ctrl-C saves and raises `Interrupted`. Without a folder nothing is
             written, locked or caught.
         epochs, seeds: instead of the recipe's.
-        device: "cpu" or "cuda".
+        device: "cpu" (the default) or "cuda".
         progress: show a bar on a terminal. Elsewhere, print one line per epoch if there is a
             folder, and nothing if there is none.
         callback: is given the metrics of each epoch; the run ends where it returns True.
@@ -116,7 +130,7 @@ def train(
     with _kept(there, training, found, resume) as keeper:
         watcher = Progress(there, chosen.epochs, training.at.epoch) if progress else Watcher()
         try:
-            with nullcontext() if there is None else stopping(watcher):
+            with _threads_of(training.engine), stopping(watcher) if there else nullcontext():
                 training.run(watcher, keeper, callback)
         finally:
             watcher.close()
@@ -129,8 +143,10 @@ def train(
         summary={**summarise(chosen, training.metrics), **facts},
         net=training.net if training.living else None,
         living=training.living,
-        place=f"epoch {training.at.epoch}",
+        epoch=training.at.epoch,
+        minibatch=training.at.minibatch,
         folder=None if there is None else there.path,
+        data=found,
     )
 
 
@@ -149,6 +165,18 @@ def _kept(
         yield writer
 
 
+@contextmanager
+def _threads_of(engine: Engine) -> Iterator[None]:
+    """While an engine with threads of its own runs, PyTorch's would wait busily in their way."""
+    before = torch.get_num_threads()
+    try:
+        if engine.threads:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def load(folder: str | os.PathLike[str]) -> Run:
     """A run from its folder, with its networks as last saved."""
     there = RunFolder.existing(os.fspath(folder))
@@ -159,7 +187,8 @@ def load(folder: str | os.PathLike[str]) -> Run:
         summary=there.summary(),
         net=saved.net if saved else None,
         living=saved.living if saved else [],
-        place=saved.place if saved else "epoch 0",
+        epoch=saved.epoch if saved else 0,
+        minibatch=saved.minibatch if saved else 0,
         folder=there.path,
     )
 
@@ -170,7 +199,7 @@ def evaluate(
     *,
     split: str = "test",
     free_steps: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     threads: int | None = None,
 ) -> Evaluation:
     """Test networks: relax every sample from zero, and look at the output.
@@ -203,13 +232,15 @@ def evaluate(
     fewest = 2 if recipe.in_turn else 1
     if free_steps is not None and free_steps < fewest:
         raise UserError(f"free_steps must be {fewest} or more, not {free_steps}")
+    data = trained.data if data is None else data
     found = _dataset(data, recipe, RunFolder(folder) if folder else None)
     if data is None:
         found = fitting(found, recipe)
     check_fits(found, recipe)
     net, members = net.to(_checked(device)), recipe.members()
     engine = recipe_engine(recipe, [members[i] for i in trained.living], net, threads=threads)
-    return measure(net, _part(found, split, net), free_steps or recipe.free_steps, engine)
+    with _threads_of(engine):
+        return measure(net, _part(found, split, net), free_steps or recipe.free_steps, engine)
 
 
 def _recipe(
@@ -241,7 +272,7 @@ def _part(data: Dataset, split: str, net: Network) -> Split:
     return chosen.to(next(net.parameters()).device)
 
 
-def _checked(device: str) -> str:
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
+def _checked(device: str | None) -> str:
+    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device}: PyTorch sees no GPU here: use cpu")
-    return device
+    return device or "cpu"

@@ -84,7 +84,7 @@ def mean_and_std(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def error_text(of: dict[str, Any]) -> str:
-    """ "2.28 ± 0.13 %", from a mean, a standard deviation and how many networks they are of."""
+    """Mean and standard deviation as text: 2.28 ± 0.13 %."""
     if not of["members"]:
         return "unknown"
     spread = "" if of["std"] is None else f" ± {of['std']:.2f}"
