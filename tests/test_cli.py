@@ -438,7 +438,7 @@ def test_mistake_is_answered_in_one_line(
     [
         (("--epochs", 0), {}, "ep-1h: epochs must be 1 or more, not 0"),
         (("--epochs", -3), {}, "ep-1h: epochs must be 1 or more, not -3"),
-        (("--angles-every", 0), {}, "--angles-every must be 1 or more, not 0"),
+        (("--angles-every", 0), {}, "angles_every must be 1 or more, not 0"),
         (
             ("--angles-every", 1),
             {"nudged_steps": 31},
@@ -472,7 +472,7 @@ def test_gpu_that_is_not_there_is_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words in (("train", "ep-1h", "--out", tmp_path / "run"), ("evaluate", run), ("show", run)):
         outcome = cli(*words, "--device", "cuda")
-        expected = "--device cuda: PyTorch sees no GPU here: use --device cpu"
+        expected = "device cuda: PyTorch sees no GPU here: use cpu"
         assert outcome.error == expected
     assert not (tmp_path / "run").exists()
 
@@ -550,7 +550,7 @@ def test_summary_is_never_read(content: bytes | None, run: Path, cli: Cli, tmp_p
 @pytest.mark.parametrize("steps", [0, -1])
 def test_free_steps_that_cannot_be_are_refused(steps: int, run: Path, cli: Cli) -> None:
     message = cli("evaluate", run, "--free-steps", steps).error
-    assert message == f"--free-steps must be 1 or more, not {steps}"
+    assert message == f"free_steps must be 1 or more, not {steps}"
 
 
 @pytest.mark.parametrize(

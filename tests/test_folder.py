@@ -227,6 +227,7 @@ BAD_CONTENT: dict[str, Callable[[dict[str, Any]], Any]] = {
     "parameters that are none": lambda it: (
         it | {"parameters": dict.fromkeys(it["parameters"], "x")}
     ),
+    "no hash of the metrics": lambda it: {k: v for k, v in it.items() if k != "log"},
     "a frozen member without place": lambda it: it | {"frozen": [{"member": 0}]},
 }
 
@@ -293,6 +294,14 @@ def test_run_without_hashes_is_read_but_not_resumed(cli: Cli, tmp_path: Path) ->
     assert cli("show", out).out.splitlines()[1].startswith("unverified: ")
     compared = cli("compare", out, "--out", tmp_path / "a.png").out
     assert compared.splitlines()[1].endswith(" 29 s (unverified)")
+
+
+def test_run_that_lost_its_hashes_is_read_unverified(cli: Cli, out: Path) -> None:
+    before = cli("evaluate", out)
+    (out / "run.json").unlink()
+    assert cli("show", out).out.splitlines()[1].startswith("unverified: ")
+    assert cli("evaluate", out) == before
+    assert "has no run.json to verify it with" in resumed(cli, out).error
 
 
 def test_sessions_are_recorded_with_their_facts(cli: Cli, out: Path, finished: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
         (("all", "rescaled"), "all: stands for every item: name no other beside it"),
         (
             ("speed", "--device", "cuda"),
-            "--device cuda: PyTorch sees no GPU here: use --device cpu",
+            "device cuda: PyTorch sees no GPU here: use cpu",
         ),
         (("speed", "--threads", "0"), "--threads must be 1 or more, not 0"),
     ],

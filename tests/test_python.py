@@ -4,6 +4,7 @@ Oracle: the command line, byte for byte; plain sums; and that nothing else happe
 """
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -314,3 +315,15 @@ def test_run_is_evaluated_on_other_data_as_it_is(run: eqprop.Run, mnist: Dataset
 def test_importing_eqprop_brings_the_runs() -> None:
     assert eqprop.runs.load is eqprop.load
     assert eqprop.runs.Recipe is recipes.Recipe
+
+
+def test_the_example_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert (names["run"].epoch, names["run"].net.ensemble) == (3, (5,))
+    assert os.listdir(tmp_path) == ["runs"]

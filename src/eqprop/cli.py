@@ -25,6 +25,7 @@ from eqprop.runs.check import check
 from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import say
+from eqprop.runs.run import check_device
 from eqprop.runs.summary import ERRORS, error_text, mean_and_std
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
@@ -198,12 +199,6 @@ def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
     return fitting(datasets.load(recipe.data, folder), recipe)
 
 
-def _check_device(device: str) -> str:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch sees no GPU here: use --device cpu")
-    return device
-
-
 def _recipes(options: argparse.Namespace) -> int:
     width = max(len(name) for name in recipes.names())
     for name in recipes.names():
@@ -213,10 +208,8 @@ def _recipes(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     recipe = _load_recipe(options, epochs=options.epochs, seeds=options.seeds)
-    _check_device(options.device)
+    check_device(options.device)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    if options.angles_every is not None and options.angles_every < 1:
-        raise UserError(f"--angles-every must be 1 or more, not {options.angles_every}")
     folder = RunFolder(_out_folder(options, recipe))
     folder.check(recipe, options.resume)
     data = _load_data(recipe, options.data or (folder.data_folder() if options.resume else None))
@@ -314,13 +307,10 @@ def _evaluated(options: argparse.Namespace, of: Run, **more: Any) -> Evaluation:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    _check_device(options.device)
+    check_device(options.device)
     of = runs.load(options.run)
-    split, steps = options.split, options.free_steps
-    try:
-        result = _evaluated(options, of, split=split, free_steps=steps)
-    except UserError as error:
-        raise UserError(str(error).replace("free_steps must", "--free-steps must")) from None
+    split = options.split
+    result = _evaluated(options, of, split=split, free_steps=options.free_steps)
     for i, k in enumerate(of.living):
         member = of.members[k]
         print(
@@ -347,7 +337,7 @@ def _weights(of: Run) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
-    _check_device(options.device)
+    check_device(options.device)
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:

@@ -66,6 +66,7 @@ CHECKPOINT = {
     "loss": Tensor,
     "parameters": dict,
 }
+LOGS = {"log": str, "angles_log": str}  # hashes, of a checkpoint in a folder that has them
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Checkpoint:
     wrong: Tensor  # of the epoch under way, [members]
     loss: Tensor
     net: Network | None  # of the living
-    log: str | None  # hash of the metrics so far
+    log: str | None  # hash of the metrics so far, and of the angles
     angles_log: str | None
 
 
@@ -275,21 +276,23 @@ class RunFolder:
         return Log(self.path / "metrics.jsonl", root, fits)
 
     def _remedy(self, log: Log) -> str:
+        """What can be done about metrics that are intact only up to some epoch."""
+        intact, resume = len(log.records), "resume the run to train them again"
         if self.verified:
-            saved = {}
-            for name in ("last.ckpt", "previous.ckpt"):
-                try:
-                    saved[name] = self._checkpoint(self.checkpoints / name).epoch
-                except (UserError, OSError):
-                    continue
-            if saved.get("last.ckpt", len(log.records) + 1) <= len(log.records) or (
-                not saved and log.lines == 1
-            ):
-                return "resume the run to train them again"
-            if saved.get("previous.ckpt", len(log.records) + 1) <= len(log.records):
-                remove = "delete checkpoints/last.ckpt and " if "last.ckpt" in saved else ""
-                return f"{remove}resume the run to train them again"
+            last, previous = map(self._saved_epoch, ("last.ckpt", "previous.ckpt"))
+            if last is None and previous is None and log.lines == 1:
+                return resume
+            if last is not None and last <= intact:
+                return resume
+            if previous is not None and previous <= intact:
+                return resume if last is None else f"delete checkpoints/last.ckpt and {resume}"
         return "put the file back, or start the run anew in another folder"
+
+    def _saved_epoch(self, name: str) -> int | None:
+        try:
+            return self._checkpoint(self.checkpoints / name).epoch
+        except (UserError, OSError):
+            return None
 
     def _check_log(self, saved: Checkpoint) -> None:
         """Refuse a checkpoint whose epochs are not those of the metrics."""
@@ -299,7 +302,7 @@ class RunFolder:
                 f"{log.file}: lacks lines of the {saved.epoch} epochs that {saved.file.name} has, "
                 f"or is damaged or edited from epoch {len(log.records) + 1} on: {self._remedy(log)}"
             )
-        if saved.log is not None and log.after(saved.log) != saved.epoch:
+        if self.verified and log.after(saved.log or "") != saved.epoch:
             raise UserError(
                 f"{saved.file}: does not belong to {log.file.name} up to epoch {saved.epoch}: put "
                 "both back, or start the run anew in another folder"
@@ -321,7 +324,7 @@ class RunFolder:
             content = torch.load(io.BytesIO(body), weights_only=True)
         except Exception:  # of many kinds, from a body that only pretends
             raise damaged from None
-        if not _fits(content, CHECKPOINT):
+        if not _fits(content, CHECKPOINT | (LOGS if self.verified else {})):
             raise damaged
         saved = recipes.from_toml(content["recipe"].encode(), str(file))
         recipe = self.recipe()

@@ -121,7 +121,7 @@ def train(
     training = Training(
         chosen,
         found,
-        device=_checked(device),
+        device=check_device(device),
         engine=engine,
         threads=threads,
         angles_every=angles_every,
@@ -237,7 +237,7 @@ def evaluate(
     if data is None:
         found = fitting(found, recipe)
     check_fits(found, recipe)
-    net, members = net.to(_checked(device)), recipe.members()
+    net, members = net.to(check_device(device)), recipe.members()
     engine = recipe_engine(recipe, [members[i] for i in trained.living], net, threads=threads)
     with _threads_of(engine):
         return measure(net, _part(found, split, net), free_steps or recipe.free_steps, engine)
@@ -272,7 +272,8 @@ def _part(data: Dataset, split: str, net: Network) -> Split:
     return chosen.to(next(net.parameters()).device)
 
 
-def _checked(device: str | None) -> str:
+def check_device(device: str | None) -> str:
+    """The device, "cpu" by default. Raise where it is not there."""
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device}: PyTorch sees no GPU here: use cpu")
     return device or "cpu"
