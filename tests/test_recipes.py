@@ -209,6 +209,14 @@ def test_a_file_that_is_nested_too_deeply_is_refused(depth: int, tmp_path: Path)
         load("ep-1h", {key: value})
 
 
+@pytest.mark.parametrize("field", ["seed", "batch", "test_samples", "beta"])
+@pytest.mark.parametrize("value", [str(2**63), "9" * 5000, "0x" + "f" * 6000, "-0x1" + "0" * 16])
+def test_numbers_beyond_64_bits_are_refused(field: str, value: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load("ep-1h", dict([parse_override(f"{field}={value}")]))
+    assert str(caught.value).startswith(f"ep-1h: {field} must ")
+
+
 # Sweeps
 
 

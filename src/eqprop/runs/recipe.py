@@ -251,6 +251,8 @@ def _convert(source: str, key: str, expected: str, value: Any) -> Any:
             return _CONVERTERS[kind](value)
         except TypeError:
             continue
+        except OverflowError:
+            raise UserError(f"{source}: {key} must lie below 2⁶³") from None
         except ArithmeticError:
             raise UserError(f"{source}: {key} must be finite, not {value!r}") from None
     words = expected.replace("tuple[", "list of ").replace(", ...]", "").replace(" | None", "")
@@ -264,6 +266,8 @@ def _exactly(*types: type) -> Callable[[Any], Any]:
             raise TypeError
         if isinstance(value, float) and not math.isfinite(value):
             raise ArithmeticError
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise OverflowError
         return value if value is None else types[0](value)
 
     return convert
@@ -389,5 +393,5 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _scalar(text: str) -> Any:
     try:
         return tomllib.loads(f"v = {text.strip()}")["v"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # TOMLDecodeError, or more digits than Python reads
         return text.strip()
