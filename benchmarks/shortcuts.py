@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import torch
 
+import eqprop
 from eqprop import data
 from eqprop.runs import machine
 from eqprop.runs import recipe as recipes
-from eqprop.runs.folder import RunFolder
-from eqprop.runs.training import Training
 
 RESULT = Path(__file__).parent.parent / "results" / "shortcuts.json"
 EPOCHS = 3
@@ -29,19 +26,6 @@ SHORTCUTS = {
     "tolerance 1e-2": {"tolerance": 1e-2},
     "in turn, tolerance 1e-3": {"in_turn": True, "tolerance": 1e-3},
 }
-
-
-class Silent:
-    stop_requested = False
-
-    def minibatch(self, *_: object) -> None: ...
-
-    def epoch(self, *_: object) -> None: ...
-
-    def frozen(self, entry: dict) -> None:
-        print(entry["reason"])
-
-    def angles(self, *_: object) -> None: ...
 
 
 def main() -> int:
@@ -55,16 +39,12 @@ def main() -> int:
     for name in ("ep-1h", "c-ep-1h"):
         for title, fields in SHORTCUTS.items():
             recipe = recipes.load(name, {"epochs": EPOCHS, "seeds": 2, **fields})
-            with tempfile.TemporaryDirectory() as folder:
-                training = Training(recipe, RunFolder(Path(folder)), mnist)
-                started = time.perf_counter()
-                summary = training.run(Silent())
-                seconds = time.perf_counter() - started
-                last = training.folder.metrics()[-1]
+            run = eqprop.train(recipe, mnist, progress=False)
+            seconds, last = run.summary["wall_seconds"], run.metrics[-1]
             row = {
                 "milliseconds": 1e3 * seconds / (EPOCHS * 3000 * 2),
                 "free_steps": sum(last["free_steps"]) / 2,
-                "test_error": summary["test_error"]["mean"],
+                "test_error": run.summary["test_error"]["mean"],
             }
             results[f"{name}, {title}"] = row
             print(

@@ -64,7 +64,9 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Without the hashes that chain them."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "hash"} for line in lines]
 
 
 def over_seeds(values: list[float]) -> str:
@@ -152,7 +154,12 @@ def test_help_of_a_command_describes_it_and_every_option(command: str, cli: Cli)
 def test_help_of_train_explains_ensembles_and_exit_codes(cli: Cli) -> None:
     words = " ".join(cli("train", "--help").out.split())
     assert "--set angle=0,22.5,45 --seeds 5 trains 15 networks" in words
-    for code in ("0 done", "2 a mistake", "3 done but a member became non-finite", "130 stopped"):
+    for code in (
+        "0 done",
+        "2 invalid input",
+        "3 done but a member became non-finite",
+        "130 stopped",
+    ):
         assert code in words
 
 
@@ -196,10 +203,11 @@ def test_recipes_are_listed_one_a_line(cli: Cli) -> None:
 def test_evaluate_prints_the_errors_of_the_summary(run: Path, cli: Cli) -> None:
     outcome = cli("evaluate", run)
     assert (outcome.code, outcome.err) == (0, "")
-    *members, overall = outcome.out.splitlines()
-    summary = summary_of(run)
-    assert overall == f"test error {mean_std(summary['test_error'])}"
-    last = metrics_of(run)[-1]
+    *members, straight, right, weights = outcome.out.splitlines()
+    summary, last = summary_of(run), metrics_of(run)[-1]
+    for line, (label, chosen) in zip((straight, right), SETTINGS.items(), strict=True):
+        assert line == f"{label}: test error {over_seeds(last['test_error'][chosen])}"
+    assert weights == "after epoch 3"
     for i, (line, member) in enumerate(zip(members, summary["members"], strict=True)):
         assert line == (
             f"member {i} (seed {member['seed']}, angle {member['angle']:g}): "
@@ -211,7 +219,7 @@ def test_evaluate_prints_the_errors_of_the_summary(run: Path, cli: Cli) -> None:
 def test_evaluate_tests_the_other_split_and_other_lengths(run: Path, cli: Cli) -> None:
     usual = cli("evaluate", run).out
     train = cli("evaluate", run, "--split", "train").out
-    assert train.splitlines()[-1].startswith("train error ")
+    assert train.splitlines()[-2].startswith("Ψ = 90°: train error ")
     assert cli("evaluate", run, "--free-steps", 8).out == usual  # the recipe's own
     losses = {}
     for steps in (1, 8, 40, 41):
@@ -430,7 +438,7 @@ def test_mistake_is_answered_in_one_line(
     [
         (("--epochs", 0), {}, "ep-1h: epochs must be 1 or more, not 0"),
         (("--epochs", -3), {}, "ep-1h: epochs must be 1 or more, not -3"),
-        (("--angles-every", 0), {}, "--angles-every must be 1 or more, not 0"),
+        (("--angles-every", 0), {}, "angles_every must be 1 or more, not 0"),
         (
             ("--angles-every", 1),
             {"nudged_steps": 31},
@@ -464,7 +472,7 @@ def test_gpu_that_is_not_there_is_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words in (("train", "ep-1h", "--out", tmp_path / "run"), ("evaluate", run), ("show", run)):
         outcome = cli(*words, "--device", "cuda")
-        expected = "--device cuda: PyTorch sees no GPU here: use --device cpu"
+        expected = "device cuda: PyTorch sees no GPU here: use cpu"
         assert outcome.error == expected
     assert not (tmp_path / "run").exists()
 
@@ -484,8 +492,8 @@ def test_folder_that_is_no_run_is_named(command: str, cli: Cli, tmp_path: Path) 
         ("recipe.toml", "show"),
         ("metrics.jsonl", "show"),
         ("metrics.jsonl", "compare"),
-        ("summary.json", "show"),
-        ("summary.json", "compare"),
+        ("run.json", "show"),
+        ("run.json", "compare"),
     ],
 )
 def test_damaged_file_of_a_run_is_named(
@@ -501,9 +509,9 @@ def test_damaged_file_of_a_run_is_named(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("summary.json", "{}"),
-        ("summary.json", "3"),
-        ("summary.json", '{"members": []}'),
+        ("run.json", "{}"),
+        ("run.json", "3"),
+        ("run.json", '{"format": 1, "data": [], "sessions": []}'),
         ("metrics.jsonl", "3"),
         ("metrics.jsonl", '{"epoch": 1}'),
         ("metrics.jsonl", '{"train_error": [1, 1, 1, 1]}'),
@@ -521,24 +529,28 @@ def test_incomplete_file_of_a_run_is_named(
     assert cli(command, folder).error.startswith(f"{folder / name}: damaged")
 
 
-@pytest.mark.parametrize("field", ["epochs", "members", "frozen", "wall_seconds", "machine"])
-def test_summary_that_lacks_a_field_is_named(
-    field: str, run: Path, cli: Cli, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff{ damaged", b"3", b'{"epochs": 100, "test_error": {"mean": 0}}']
+)
+def test_summary_is_never_read(content: bytes | None, run: Path, cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
-    rest = {key: value for key, value in summary_of(run).items() if key != field}
-    (folder / "summary.json").write_text(json.dumps(rest))
-    message = f"{folder}/summary.json: damaged; resume the run to mend it"
-    assert cli("show", folder).error == message
-    assert cli("train", folder / "recipe.toml", "--out", folder, "--resume").code == 0
-    assert summary_of(folder)["members"] == summary_of(run)["members"]
+    commands = (("show", folder), ("compare", folder, "--out", tmp_path / "a.png"))
+    before = [cli(*words) for words in commands]
+    (folder / "summary.json").unlink()
+    if content is not None:
+        (folder / "summary.json").write_bytes(content)
+    assert [cli(*words) for words in commands] == before
+    assert all(outcome.code == 0 for outcome in before)
+    words = ("train", folder / "recipe.toml", "--out", folder, "--resume", "--engine", "reference")
+    assert cli(*words).code == 0
+    assert summary_of(folder) == summary_of(run)
 
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_free_steps_that_cannot_be_are_refused(steps: int, run: Path, cli: Cli) -> None:
     message = cli("evaluate", run, "--free-steps", steps).error
-    assert message == f"--free-steps must be 1 or more, not {steps}"
+    assert message == f"free_steps must be 1 or more, not {steps}"
 
 
 @pytest.mark.parametrize(
@@ -577,8 +589,12 @@ def test_set_of_ones_own_gives_the_same_numbers_as_the_same_images_of_mnist(
     assert cli(*words, **own, data="mine").code == 0
     for ours, theirs in zip(metrics_of(tmp_path / "run"), metrics_of(other), strict=True):
         assert ours == theirs
-    assert "mine" in cli("evaluate", tmp_path / "run").error  # it is not a set that is known
-    assert cli("evaluate", tmp_path / "run", "--data", folder).code == 0
+    told = cli("evaluate", tmp_path / "run")  # the run knows where its data lies
+    assert told.code == 0
+    assert cli("evaluate", tmp_path / "run", "--data", folder) == told
+    folder.rename(tmp_path / "moved")
+    assert cli("evaluate", tmp_path / "run").error.startswith(f"{folder}: no such folder")
+    assert cli("evaluate", tmp_path / "run", "--data", tmp_path / "moved") == told
 
 
 def test_set_of_another_shape_does_not_fit_a_trained_network(

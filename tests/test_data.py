@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +25,8 @@ import pytest
 import torch
 
 from eqprop import data
-from eqprop.data import DataError, Dataset, KnownSet, Package, load
+from eqprop.data import DataError, Dataset, KnownSet, Package, Split, load
+from eqprop.splits import dataset_of
 
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = data.DIMENSIONS
 HEIGHT, WIDTH, CLASSES = 4, 5, 3
@@ -159,6 +161,147 @@ def test_to_moves_the_bytes(tmp_path: Path) -> None:
     assert moved.image_shape == (HEIGHT, WIDTH)
 
 
+IMAGES, LABELS = torch.zeros(3, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
+BAD_SPLITS = {
+    "images of another type": ((IMAGES.long(), LABELS, 3), "images must be uint8 or floats"),
+    "bool images": ((IMAGES.bool(), LABELS, 3), "images must be uint8 or floats"),
+    "float labels": ((IMAGES, LABELS.float(), 3), "labels must be integers"),
+    "bool labels": ((IMAGES, LABELS.bool(), 3), "labels must be integers"),
+    "one-hot labels": ((IMAGES, torch.eye(3).long(), 3), r"[3, 4] and labels [3, 3] must have"),
+    "fewer images than labels": ((IMAGES[:2], LABELS, 3), "[2, 4] and labels [3] must have"),
+    "more images than labels": ((IMAGES, LABELS[:2], 3), "[3, 4] and labels [2] must have"),
+    "images not flat": ((IMAGES[..., None], LABELS, 3), "[3, 4, 1] and labels [3] must have"),
+    "nothing": ((IMAGES[:0], LABELS[:0], 3), "images are empty: [0, 4]"),
+    "images without pixels": ((IMAGES[:, :0], LABELS, 3), "images are empty: [3, 0]"),
+    "a label too large": ((IMAGES, LABELS, 2), "labels hold class 2, but there are 2 classes"),
+    "a label below 0": ((IMAGES, LABELS - 1, 2), "labels hold class -1, but there are 2"),
+    "no class": ((IMAGES, LABELS, 0), "classes must be a positive integer, not 0"),
+    "classes True": ((IMAGES, LABELS, True), "classes must be a positive integer, not True"),
+    "a list": (([[0]], LABELS, 3), "images must be a tensor, not list"),
+    "NaN": ((IMAGES / 0.0, LABELS, 3), "images contain NaN or infinite"),
+    "two devices": ((IMAGES.to("meta"), LABELS, 3), "images are on meta, but labels on cpu"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_SPLITS)
+def test_bad_split_is_refused_when_it_is_made(fault: str) -> None:
+    arguments, said = BAD_SPLITS[fault]
+    with pytest.raises(DataError) as caught:
+        Split(*arguments)
+    assert said in one_line(caught)
+
+
+def test_split_of_floats_is_read_as_it_is() -> None:
+    images = torch.tensor([[-1.5, 2.0], [0.25, 300.0]], dtype=torch.float64)
+    split = Split(images, torch.tensor([1, 0]), 2)
+    x, y = split.batch(torch.tensor([1, 0]), torch.float32)
+    assert torch.equal(x, images[[1, 0]].float())
+    assert y.tolist() == [[1, 0], [0, 1]]
+    assert not split.is_bytes
+
+
+def test_labels_are_kept_as_bytes_where_they_fit() -> None:
+    images = torch.zeros(2, 4, dtype=torch.uint8)
+    assert Split(images, torch.tensor([0, 255]), 256).labels.dtype == torch.uint8
+    many = Split(images, torch.tensor([0, 256]), 257)
+    assert many.labels.tolist() == [0, 256]
+    assert not many.is_bytes
+
+
+def test_fingerprint_is_of_the_bytes() -> None:
+    images, labels = torch.arange(12, dtype=torch.uint8).reshape(3, 4), torch.tensor([0, 1, 1])
+    split = Split(images, labels, 2)
+    expected = hashlib.sha256(bytes(range(12)) + bytes([0, 1, 1])).hexdigest()
+    assert split.fingerprint == {
+        "images": [3, 4],
+        "dtype": "uint8",
+        "classes": 2,
+        "sha256": expected,
+    }
+    assert Split(images.T.contiguous().T, labels.byte(), 2).fingerprint == split.fingerprint
+    others = (
+        Split(images + 1, labels, 2),
+        Split(images, labels.flip(0), 2),
+        Split(images.float(), labels, 2),
+        Split(images, labels, 3),
+        split.head(2),
+    )
+    for other in others:
+        assert other.fingerprint != split.fingerprint
+
+
+# What is in memory already
+
+
+class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+class Streamed(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((torch.full((2, 3), float(i)), i % 2) for i in range(4))
+
+
+def test_samples_in_memory_make_a_data_set() -> None:
+    x = torch.arange(24, dtype=torch.uint8).reshape(4, 2, 3)
+    y = torch.tensor([0, 1, 2, 0])
+    for given in (
+        (x, y),
+        (x.numpy(), y.numpy()),
+        ((x, y), (x, y)),
+        [(x, y), (x, y)],
+        Split(x.flatten(1), y, 3),
+        torch.utils.data.TensorDataset(x, y),
+        (Pairs([(x[i], int(y[i])) for i in range(4)]), (x, y)),
+    ):
+        found = dataset_of(given)
+        for split in (found.train, found.test):
+            assert torch.equal(split.images, x.flatten(1))
+            assert split.labels.tolist() == [0, 1, 2, 0]
+            assert split.classes == 3
+    assert dataset_of((x, y)).image_shape == (2, 3)
+    assert dataset_of((x, y), classes=10).test.classes == 10
+    assert dataset_of(((x, y), (x[:1], y[:1]))).test.classes == 3
+    assert dataset_of(found) is found
+    streamed = dataset_of(Streamed())
+    assert streamed.name == "Streamed"
+    assert streamed.train.images[:, 0].tolist() == [0, 1, 2, 3]
+
+
+BAD_SAMPLES = {
+    "a number": (3, "data must be a name, a folder, a Dataset, a pair"),
+    "three of them": ((IMAGES, LABELS, LABELS), "data must be a name, a folder, a Dataset, a pair"),
+    "no pixels": ((LABELS, LABELS), "images have shape [3], but must be [n, ...]"),
+    "images without labels": ((IMAGES, None), "data: "),
+    "two shapes": (
+        ((IMAGES, LABELS), (IMAGES[:, :2], LABELS)),
+        "images to train on are (4,), but those to test on (2,)",
+    ),
+    "no pairs": (Pairs([IMAGES[0]]), "item 0 of Pairs must be a pair (tensor, class)"),
+    "no tensors": (Pairs([("an image", 0)]), "item 0 of Pairs must be a pair (tensor, class)"),
+    "nothing": (Pairs([]), "Pairs is empty"),
+    "unequal": (
+        Pairs([(IMAGES[0], 0), (IMAGES[0, :2], 0)]),
+        "Pairs: its images differ in shape or dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_SAMPLES)
+def test_samples_that_make_no_data_set(fault: str) -> None:
+    given, said = BAD_SAMPLES[fault]
+    with pytest.raises(DataError) as caught:
+        dataset_of(given)
+    assert one_line(caught).startswith(said)
+
+
 # An explicit folder
 
 
@@ -228,6 +371,22 @@ def cut_gzip(folder: Path) -> None:
     (folder / f"{TRAIN_IMAGES}.gz").write_bytes(packed[:-20])
 
 
+def gzip_bomb(folder: Path) -> None:
+    """Labels as they should be, and 300 MiB of zeros behind them."""
+    packed = zlib.compressobj(9, zlib.DEFLATED, 31)
+    parts = [packed.compress((folder / TRAIN_LABELS).read_bytes())]
+    parts += [packed.compress(bytes(2**20)) for _ in range(300)]
+    (folder / TRAIN_LABELS).unlink()
+    (folder / f"{TRAIN_LABELS}.gz").write_bytes(b"".join([*parts, packed.flush()]))
+
+
+def gzip_of_a_liar(folder: Path) -> None:
+    """A header that claims more than would be unpacked."""
+    (folder / TEST_IMAGES).unlink()
+    content = struct.pack(">4I", 2051, 2**31, 28, 28)
+    (folder / f"{TEST_IMAGES}.gz").write_bytes(gzip.compress(content))
+
+
 def bad_gzip(folder: Path) -> None:
     (folder / TEST_LABELS).rename(folder / f"{TEST_LABELS}.gz")
 
@@ -260,6 +419,8 @@ FAULTS = {
         f"{TEST_IMAGES}: images of (3, 2) pixels, but (4, 5) in {TRAIN_IMAGES}",
     ),
     "truncated gzip": (cut_gzip, f"{TRAIN_IMAGES}.gz: not a whole gzip file"),
+    "gzip bomb": (gzip_bomb, f"{TRAIN_LABELS}: 21 bytes do not hold the shape [12]"),
+    "gzip of a liar": (gzip_of_a_liar, f"{TEST_IMAGES}.gz: claims 1683627180032 bytes"),
     "not a gzip": (bad_gzip, f"{TEST_LABELS}.gz: not a whole gzip file"),
 }
 
@@ -286,6 +447,16 @@ def test_one_changed_bit_of_a_known_set_is_refused(
         load("tiny", folder)
     assert f"{file}: md5 (unpacked) is {hashlib.md5(content).hexdigest()}" in one_line(caught)
     load("idx", folder)  # A set of one's own has no checksum to fail.
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "a\\b", "..", ".", "", "x\0"])
+def test_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "x", tiny_files())
+    (tmp_path / "sets").mkdir()
+    for folder in (None, tmp_path / "sets"):
+        with pytest.raises(DataError) as caught:
+            load(name, folder)
+        assert one_line(caught) == f"data {name!r} must be the name of a set, without / or \\"
 
 
 def test_unknown_name_needs_a_folder() -> None:

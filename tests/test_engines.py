@@ -1,8 +1,10 @@
 """Oracle: parity. Every fast engine gives the numbers of the reference engine."""
 
 import copy
+import os
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from eqprop import engines
 from eqprop.data import Split
 from eqprop.engines import telescoped
 from eqprop.engines.native import build
-from eqprop.runs.evaluation import evaluate
+from eqprop.runs.evaluation import measure
 
 
 def has_compiler():
@@ -385,6 +387,53 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
         build.library.cache_clear()
 
 
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "zeros": lambda content: content[:4096] + bytes(len(content) - 4096),
+    "empty": lambda content: b"",
+    "one bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_kernel_in_the_cache_is_built_anew(damage, monkeypatch, tmp_path):
+    """Loaded as it is, half a library ends the process with a bus error at every start."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", ("-O0",))
+    build.library.cache_clear()
+    try:
+        build.library(torch.float32)
+        (file,) = tmp_path.rglob("*.so")
+        whole = file.read_bytes()
+        monkeypatch.setattr(build, "_compile", lambda *_: whole)
+        build.library.cache_clear()
+        damaged = tmp_path / "damaged"  # another file: this process has mapped the first
+        damaged.write_bytes(DAMAGES[damage](whole))
+        os.replace(damaged, file)
+        build.library(torch.float32)
+        (again,) = tmp_path.rglob("*.so")
+        assert again.read_bytes() == whole
+    finally:
+        build.library.cache_clear()
+
+
+def test_damaged_binaries_of_the_persistent_kernel_are_not_loaded(monkeypatch, tmp_path):
+    from eqprop.engines.persistent import build as persistent
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+    monkeypatch.setattr(persistent, "compile_source", lambda *_: made.append(1) or b"a binary")
+    for damaged, times in ((False, 1), (False, 1), (True, 2), (False, 2)):
+        if damaged:
+            (file,) = tmp_path.rglob("*.cubin")
+            file.write_bytes(b"a b")
+        persistent._binary.cache_clear()
+        assert persistent._binary("source", ("option",)) == b"a binary"
+        assert len(made) == times
+    persistent._binary.cache_clear()
+
+
 @pytest.mark.parametrize("name", ["C-EP", "C-VF, own slope", "rescaled C-VF, full slope"])
 @pytest.mark.parametrize("kind", ["reference", *FAST])
 def test_running_minibatches_of_a_split_is_stepping_through_them(kind, name):
@@ -466,7 +515,8 @@ def test_two_epochs_of_mnist_end_within_the_noise_between_seeds(kind, mnist):
             order = torch.randperm(2000, generator=torch.Generator().manual_seed(epoch))
             index = order.reshape(100, 1, 20).expand(100, 3, 20)
             engine.run(train, index)
-        errors[engine_kind] = evaluate(engine, test).error
+        steps = engine.rule.free_steps
+        errors[engine_kind] = measure(engine.model, test, steps, engine).error
     noise = float(errors["reference"].std())
     assert float((errors["reference"] - errors[kind]).abs().max()) < noise
     assert float(errors[kind].mean()) < 30  # it learned
@@ -527,6 +577,62 @@ def test_integer_targets_that_all_members_share(kind):
     fast, slow = (eqprop.make_engine(copy.deepcopy(net), rule, 0.1, k) for k in (kind, "reference"))
     torch.testing.assert_close(fast.step(x, y), slow.step(x, y), rtol=0, atol=1e-12)
     assert distance(slow, fast) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["reference", *FAST])
+@pytest.mark.parametrize("dtype", [torch.long, torch.uint8])
+@pytest.mark.parametrize("shape", ["shared", "own"])
+def test_class_indices_are_one_hot_targets(shape, dtype, kind):
+    net = eqprop.layered(6, 9, 4, ensemble=3, dtype=torch.float64)
+    rule = eqprop.ContinualEP(beta=0.1, free_steps=5, nudged_steps=3)
+    x, _ = minibatch(0, (6, 4), 3, 5)
+    labels = torch.randint(4, (3, 5), generator=torch.Generator().manual_seed(1)).to(dtype)
+    labels = labels[0] if shape == "shared" else labels
+    y = torch.eye(4, dtype=torch.float64)[labels.long()]
+    ours, theirs = (eqprop.make_engine(copy.deepcopy(net), rule, 0.1, kind) for _ in range(2))
+    assert torch.equal(ours.step(x, labels), theirs.step(x, y))
+    assert distance(ours, theirs) == 0
+    assert torch.equal(
+        ours.cost(ours.relaxation.state[-1], labels), ours.cost(ours.relaxation.state[-1], y)
+    )
+
+
+def test_class_indices_serve_every_rule_and_the_check_of_the_theorem():
+    net = eqprop.layered(6, 9, 4, ensemble=2, dtype=torch.float64)
+    x, _ = minibatch(0, (6, 4), 2, 5)
+    labels = torch.tensor([[0, 1, 2, 3, 0], [3, 3, 2, 1, 0]])
+    y = torch.eye(4, dtype=torch.float64)[labels]
+    phases = {"beta": 0.1, "free_steps": 9, "nudged_steps": 3}
+    rules = [rule(**phases) for rule in (eqprop.EP, eqprop.ContinualEP, eqprop.VF)]
+    for rule in (*rules, eqprop.BPTT(free_steps=9), eqprop.RBP(free_steps=9)):
+        for ours, theirs in zip(
+            rule.gradients(net, x, labels), rule.gradients(net, x, y), strict=True
+        ):
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert str(eqprop.gddcheck(net, rules[0], x, labels)) == str(
+        eqprop.gddcheck(net, rules[0], x, y)
+    )
+
+
+def test_numpy_learning_rates_are_those_of_lists_and_tensors():
+    net = eqprop.layered(6, 9, 4, ensemble=2)
+    own = np.array([[0.1, 0.2], [0.3, 0.4]])
+    for given, expected in (
+        (np.array([0.1, 0.3]), [0.1, 0.3]),
+        (np.float32(0.5), 0.5),
+        ([np.float32(0.5), np.float64(0.25)], [0.5, 0.25]),
+        (own, list(torch.from_numpy(own))),
+        (
+            {"synapses.0.weight": np.array([0.1, 0.2])},
+            {"synapses.0.weight": torch.tensor([0.1, 0.2])},
+        ),
+    ):
+        ours, theirs = engines.resolve_rates(net, given), engines.resolve_rates(net, expected)
+        assert list(ours) == list(theirs)
+        for name in ours:
+            torch.testing.assert_close(
+                torch.as_tensor(ours[name]).double(), torch.as_tensor(theirs[name]).double()
+            )
 
 
 def test_what_stops_a_run_half_way_leaves_the_parameters_as_they_were(monkeypatch):
@@ -600,7 +706,7 @@ def test_what_a_run_is_given_is_checked_the_same_way_everywhere(kind):
         alike.run(split, torch.zeros(0, 2, 5, dtype=torch.long))
     with pytest.raises(ValueError, match=r"signs have shape \[2, 2\], but must be \[3, 2\]"):
         alike.run(split, index, torch.ones(2, 2))
-    with pytest.raises(ValueError, match="not below its 4 classes"):
+    with pytest.raises(ValueError, match="labels hold class 7, but there are 4"):
         alike.run(Split(split.images, split.labels + 4, 4), index)
     with pytest.raises(ValueError, match="free_steps must be a positive integer"):
         alike.relax(torch.zeros(5, 6, dtype=torch.float64), 0)

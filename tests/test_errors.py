@@ -120,7 +120,13 @@ BAD_Y = {
     "infinite": (torch.full((5, 2), INF, dtype=torch.float64), ["y", "infinite"]),
     "a list": ([[0.0, 0.0]] * 5, ["y must be a tensor", "list"]),
     "None": (None, ["y must be a tensor"]),
-    "labels for a squared error": (zeros(5, dtype=torch.int64), ["y"]),
+    "bool": (zeros(5, 2, dtype=torch.bool), ["y is torch.bool", "class indices"]),
+    "bool labels": (zeros(5, dtype=torch.bool), ["y is torch.bool", "class indices"]),
+    "a class too many": (torch.arange(5), ["y holds class 4", "2 neurons"]),
+    "a class below 0": (torch.arange(5) - 4, ["y holds class -4", "2 neurons"]),
+    "labels of another batch": (zeros(4, dtype=torch.int64), ["y has shape [4, 2]", "[5, 2]"]),
+    "no labels": (zeros(0, dtype=torch.int64), ["y", "empty"]),
+    "one label without a batch axis": (zeros(dtype=torch.int64), ["y"]),
     "whole numbers for another batch": (zeros(4, 2, dtype=torch.int64), ["y", "4", "5"]),
     "whole numbers, one sample for all": (zeros(1, 2, dtype=torch.int64), ["y", "1", "5"]),
 }
@@ -134,10 +140,12 @@ def test_a_bad_y(y, words):
         check(partial(eqprop.make_engine(net, rule, 0.1).step, x, y), words)
 
 
-def test_as_many_labels_as_outputs_do_not_pass_for_a_target():
+def test_as_many_labels_as_outputs_are_still_labels():
     """[2] against an output [2, 2] would broadcast: the loss of every sample against all labels."""
-    x, labels = zeros(2, 3), torch.tensor([0, 1])
-    check(lambda: list(a_rule().gradients(a_network(), x, labels)), ["y"])
+    net, x, labels = a_network(), ones(2, 3), torch.tensor([0, 1])
+    (ours,) = a_rule().gradients(net, x, labels)
+    (theirs,) = a_rule().gradients(net, x, torch.eye(2, dtype=torch.float64))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_y_that_does_not_fit_the_ensemble():
@@ -274,6 +282,7 @@ def test_a_bad_relaxation(call, words):
         "a fraction for a seed": (lambda: a_network(seed=1.5), ["seed", "1.5"]),
         "ensemble 0": (lambda: a_network(ensemble=0), ["ensemble", "0"]),
         "ensemble negative": (lambda: a_network(ensemble=(2, -1)), ["ensemble", "-1"]),
+        "ensemble True": (lambda: a_network(ensemble=True), ["ensemble", "True"]),
         "a fraction for an ensemble": (lambda: a_network(ensemble=1.5), ["ensemble", "1.5"]),
         "integer dtype": (lambda: a_network(dtype=torch.int64), ["dtype", "torch.int64"]),
         "dtype by name": (lambda: a_network(dtype="float64"), ["dtype", "'float64'"]),
@@ -471,6 +480,14 @@ def test_per_member_values_for_a_network_that_is_no_ensemble():
         "a list of rates for a Primitive": (
             lambda: eqprop.make_engine(a_primitive(), a_rule(), [0.1]),
             ["learning_rates", "Network"],
+        ),
+        "a module of PyTorch": (
+            lambda: eqprop.make_engine(torch.nn.Linear(3, 2), a_rule(), 0.1),
+            ["model must be a Network", "not Linear"],
+        ),
+        "a rate of True": (
+            lambda: eqprop.make_engine(a_network(), a_rule(), [0.1, True]),
+            ["learning_rates: synapses.1.weight", "True"],
         ),
         "a class for a rule": (lambda: eqprop.make_engine(a_network(), EP, 0.1), ["rule", "EP"]),
     }

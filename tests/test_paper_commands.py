@@ -15,7 +15,7 @@ import eqprop.cli
 from eqprop.paper import training
 from eqprop.paper.catalogue import items
 from eqprop.paper.item import Results
-from eqprop.runs import session
+from eqprop.runs import run as run_module
 from eqprop.runs.progress import Progress
 
 Cli = Callable[..., Any]
@@ -204,7 +204,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
         def epoch(self, record: dict[str, Any], seconds: float) -> None:
             self.stop_requested = True
 
-    monkeypatch.setattr(session, "Progress", Stopping)
+    monkeypatch.setattr(run_module, "Progress", Stopping)
     results = tmp_path / "some results"
     words = ("paper", "run", "c-vf-1h-in-turn", "--quick", "--threads", 1, "--results", results)
     stopped = cli(*words)
@@ -215,7 +215,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
         *("eqprop", "paper", "run", "c-vf-1h-in-turn", "--quick"),
         *("--results", str(results), "--threads", "1"),
     ]
-    monkeypatch.setattr(session, "Progress", Progress)
+    monkeypatch.setattr(run_module, "Progress", Progress)
     outcome = cli(*shlex.split(command)[1:])
     assert (outcome.code, outcome.out.splitlines()[-1]) == (0, "c-vf-1h-in-turn: quick")
     epochs = (results / "paper/quick/runs/c-vf-1h-in-turn/metrics.jsonl").read_text().splitlines()
@@ -233,7 +233,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
         (("all", "rescaled"), "all: stands for every item: name no other beside it"),
         (
             ("speed", "--device", "cuda"),
-            "--device cuda: PyTorch sees no GPU here: use --device cpu",
+            "device cuda: PyTorch sees no GPU here: use cpu",
         ),
         (("speed", "--threads", "0"), "--threads must be 1 or more, not 0"),
     ],

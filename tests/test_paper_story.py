@@ -37,7 +37,7 @@ def write(results: Results, name: str, test: Callable[[int, Member], float | Non
     """A complete run folder by hand; residual is a hundredth of the test error."""
     recipe, folder = RUNS[name].resolved(quick=False), results.run_folder(name, quick=False)
     folder.path.mkdir(parents=True)
-    folder.write_text("recipe.toml", recipe.to_toml())
+    folder.recipe_file.write_text(recipe.to_toml())
     lines, errors = [], []
     for epoch in range(1, recipe.epochs + 1):
         errors = [test(epoch, member) for member in recipe.members()]
@@ -45,8 +45,9 @@ def write(results: Results, name: str, test: Callable[[int, Member], float | Non
         record["residual"] = [None if e is None else e / 100 for e in errors]
         record["weight_norm"] = {"synapses.1.weight": [epoch + m.seed for m in recipe.members()]}
         lines.append(json.dumps(record) + "\n")
-    folder.write_text("metrics.jsonl", "".join(lines))
-    folder.write_json("summary.json", summary_of(recipe.epochs, errors))
+    (folder.path / "metrics.jsonl").write_text("".join(lines))
+    summary = summary_of(recipe.epochs, errors)
+    (folder.path / "summary.json").write_text(json.dumps(summary))
 
 
 def dies_at(when: Callable[[Member], int | None]) -> Callable[[int, Member], float]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from eqprop.paper.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
 from eqprop.paper.training import BY_NAME, RUNS
 from eqprop.paper.verdict import Measured, passes
 from eqprop.rules import BPTT
-from eqprop.runs import session
+from eqprop.runs import run as run_module
 from eqprop.runs.check import check
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
@@ -57,16 +58,16 @@ def write(
     recipe = replace(BY_NAME[name].resolved(quick), **fields)
     folder = results.run_folder(name, quick)
     folder.path.mkdir(parents=True)
-    folder.write_text("recipe.toml", recipe.to_toml())
-    members, last = recipe.members(), []
+    folder.recipe_file.write_text(recipe.to_toml())
+    members, last, lines = recipe.members(), [], []
     for epoch in range(1, (epochs or recipe.epochs) + 1):
         last = [test(epoch, member) for member in members]
         half = [None if error is None else error / 2 for error in last]
-        folder.append_line(
-            "metrics.jsonl", {"epoch": epoch, "train_error": half, "test_error": last}
-        )
+        lines.append(json.dumps({"epoch": epoch, "train_error": half, "test_error": last}))
+    (folder.path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     if finished:
-        folder.write_json("summary.json", summary_of(epochs or recipe.epochs, last))
+        summary = summary_of(epochs or recipe.epochs, last)
+        (folder.path / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
@@ -247,7 +248,7 @@ def test_what_is_not_the_complete_run_does_not_count(
         fields = {"epochs": None}
         folder = write(results, "ep-1h", around(2.0))
         text = folder.recipe_file.read_text().replace("epochs = 30", "epochs = 31")
-        folder.write_text("recipe.toml", text)
+        folder.recipe_file.write_text(text)
     else:
         write(results, "ep-1h", around(2.0), **fields)
     assert training.best(RUNS["ep-1h"], results) is None
@@ -338,9 +339,12 @@ def test_the_parts_of_a_run_are_trained_one_after_the_other(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(training.datasets, "load", lambda *_: None)
-    monkeypatch.setattr(training, "Training", lambda recipe, *_, **__: begun.append(recipe.name))
-    monkeypatch.setattr(training.session, "train", lambda *_, **__: {"frozen": []})
+
+    def train(recipe: Any, *_: Any, **__: Any) -> Any:
+        begun.append(recipe.name)
+        return SimpleNamespace(summary={"frozen": []})
+
+    monkeypatch.setattr(training.runs, "train", train)
     first, *others = RUNS["c-vf-2h"].pieces
     write(results, first.name, as_published("c-vf-2h"))
     training.train(RUNS["c-vf-2h"], Order(results, say=lambda line: None))
@@ -652,14 +656,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
         def minibatch(self, at: int, done: int, of: int, train_error: float) -> None:
             self.stop_requested |= (at, done) == (2, of)
 
-    monkeypatch.setattr(session, "Progress", Stopping)
+    monkeypatch.setattr(run_module, "Progress", Stopping)
     said: list[str] = []
     order = Order(results, quick=True, say=said.append)
     with pytest.raises(Interrupted):
         training.train(RUNS["c-vf-1h"], order)
     assert said[-1] == "c-vf-1h: stopped in epoch 2, 6 minibatches, saved"
     assert training.state(["c-vf-1h"], results) == "missing"
-    monkeypatch.setattr(session, "Progress", Progress)
+    monkeypatch.setattr(run_module, "Progress", Progress)
     training.train(RUNS["c-vf-1h"], order)
     metrics = [
         r.run_folder("c-vf-1h", quick=True).path / "metrics.jsonl" for r in (results, straight)

@@ -157,10 +157,13 @@ def test_recipe_survives_being_written_and_read(name: str, tmp_path: Path) -> No
 
 @given(
     rates=st.lists(
-        st.lists(st.floats(1e-30, 1e30), min_size=2, max_size=2), min_size=1, max_size=3
+        st.lists(st.floats(1e-30, 1e30), min_size=2, max_size=2),
+        min_size=1,
+        max_size=3,
+        unique_by=tuple,
     ),
-    betas=st.lists(st.floats(-1e3, 1e3).filter(bool), min_size=1, max_size=3),
-    angles=st.lists(st.floats(0, 180), min_size=1, max_size=3),
+    betas=st.lists(st.floats(-1e3, 1e3).filter(bool), min_size=1, max_size=3, unique=True),
+    angles=st.lists(st.floats(0, 180), min_size=1, max_size=3, unique=True),
 )
 def test_any_sweep_survives_being_written_and_read(
     rates: list[list[float]], betas: list[float], angles: list[float]
@@ -190,7 +193,58 @@ def test_every_field_and_every_choice_is_documented() -> None:
     assert [word for word in words if word not in table] == []
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "\x1b[31mred"])
+@pytest.mark.parametrize("field", ["name", "data"])
+def test_a_name_that_leads_elsewhere_is_refused(field: str, name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load("ep-1h", {field: name})
+    assert str(caught.value) == (
+        f"ep-1h: {field} needs a letter or digit, and no / or \\, not {name!r}"
+    )
+
+
+@pytest.mark.parametrize("depth", [600, 5_000, 100_000])
+def test_a_file_that_is_nested_too_deeply_is_refused(depth: int, tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(f"beta = {'[' * depth}{']' * depth}")
+    with pytest.raises(UserError) as caught:
+        load(str(file))
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert "\n" not in message
+    key, value = parse_override(f"beta={'[' * depth}")
+    with pytest.raises(UserError, match="ep-1h: beta must be"):
+        load("ep-1h", {key: value})
+
+
+@pytest.mark.parametrize("field", ["seed", "batch", "test_samples", "beta"])
+@pytest.mark.parametrize("value", [str(2**63), "9" * 5000, "0x" + "f" * 6000, "-0x1" + "0" * 16])
+def test_numbers_beyond_64_bits_are_refused(field: str, value: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load("ep-1h", dict([parse_override(f"{field}={value}")]))
+    assert str(caught.value).startswith(f"ep-1h: {field} must ")
+
+
 # Sweeps
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("beta=0.1,0.1", "beta names 0.1 twice"),
+        ("beta=0.1,0.2,0.10", "beta names 0.1 twice"),
+        ("angle=0,90,0.0", "angle names 0.0 twice"),
+        ("learning_rates=0.1,0.2;0.1,0.2", "learning_rates names (0.1, 0.2) twice"),
+    ],
+)
+def test_two_equal_settings_are_refused(word: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load("c-vf-1h", dict([parse_override(word)]))
+    assert str(caught.value).startswith(f"c-vf-1h: {said}: equal settings train the same networks")
+
+
+def test_one_rate_for_both_synapses_is_no_sweep() -> None:
+    assert load("ep-1h", {"learning_rates": [0.1, 0.1]}).learning_rates == (0.1, 0.1)
 
 
 def test_sweeps_make_every_combination_with_seeds_fastest() -> None:

@@ -23,8 +23,7 @@ import eqprop
 from eqprop.data import Dataset
 from eqprop.engines import native
 from eqprop.runs import recipe as recipes
-from eqprop.runs.folder import RunFolder
-from eqprop.runs.training import Training
+from eqprop.runs.training import Training, Watcher
 
 # An odd number of samples, so that the last minibatch is short; few free steps, so that some
 # samples have not settled; three seeds, and signs of β that differ between them.
@@ -55,7 +54,10 @@ TABLES = {"saturated": ["hidden", "output"], "weight_norm": PARAMETERS, "weight_
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    """The records of a log, without the hashes that chain them."""
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(len(record.pop("hash")) == 16 for record in records)
+    return records
 
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:
@@ -98,6 +100,7 @@ def test_folder_holds_what_is_promised_and_nothing_else(run: Path) -> None:
         ".lock",
         "recipe.toml",
         "metrics.jsonl",
+        "run.json",
         "summary.json",
         "checkpoints/last.ckpt",
         "checkpoints/previous.ckpt",
@@ -241,12 +244,11 @@ def test_another_seed_gives_another_run(run: Path, cli: Callable[..., Any], tmp_
 
 
 def training(
-    data: Dataset, folder: Path, name: str = "c-ep-1h", angles_every: int | None = None, **more: Any
+    data: Dataset, name: str = "c-ep-1h", angles_every: int | None = None, **more: Any
 ) -> Training:
     words = (f"{key}={value}" for key, value in (RECIPE | more).items())
     recipe = recipes.load(name, dict(map(recipes.parse_override, words)))
-    folder.mkdir(exist_ok=True)
-    return Training(recipe, RunFolder(folder), data, engine="reference", angles_every=angles_every)
+    return Training(recipe, data, engine="reference", angles_every=angles_every)
 
 
 def plan(training: Training, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -303,11 +305,9 @@ def samples(split: Any, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.fixture(scope="module")
-def retraced(
-    mnist: Dataset, tmp_path_factory: pytest.TempPathFactory
-) -> list[list[dict[str, Any]]]:
+def retraced(mnist: Dataset) -> list[list[dict[str, Any]]]:
     """[member][epoch]: what plain PyTorch in float64 counts for the same run."""
-    ours = training(mnist, tmp_path_factory.mktemp("plan") / "run")
+    ours = training(mnist)
     initial = {name: p.clone() for name, p in ours.net.named_parameters()}
     every = []
     for i in range(MEMBERS):
@@ -400,10 +400,8 @@ def test_tolerance_ends_the_free_phase_early_and_the_metrics_say_so(
 # Ensembles
 
 
-def test_every_epoch_shows_each_member_every_sample_once_in_a_new_order(
-    mnist: Dataset, tmp_path: Path
-) -> None:
-    ours = training(mnist, tmp_path / "run")
+def test_every_epoch_shows_each_member_every_sample_once_in_a_new_order(mnist: Dataset) -> None:
+    ours = training(mnist)
     orders = []
     for epoch in range(2):
         minibatches = plan(ours, epoch)
@@ -414,8 +412,8 @@ def test_every_epoch_shows_each_member_every_sample_once_in_a_new_order(
     assert len({tuple(order.tolist()) for order in orders}) == 6
 
 
-def test_signs_of_beta_are_fair_and_new_in_every_epoch(mnist: Dataset, tmp_path: Path) -> None:
-    ours = training(mnist, tmp_path / "run", train_samples=10_000)
+def test_signs_of_beta_are_fair_and_new_in_every_epoch(mnist: Dataset) -> None:
+    ours = training(mnist, train_samples=10_000)
     signs = torch.stack([sign for epoch in range(2) for _, sign in plan(ours, epoch)])
     assert signs.abs().eq(1).all()
     assert signs.mean(0).abs().max() < 0.09  # 4 standard deviations of 2000 fair coins
@@ -423,11 +421,9 @@ def test_signs_of_beta_are_fair_and_new_in_every_epoch(mnist: Dataset, tmp_path:
     assert len({tuple(column.tolist()) for column in columns}) == 6
 
 
-def test_order_and_signs_of_a_member_are_the_same_in_any_company(
-    mnist: Dataset, tmp_path: Path
-) -> None:
-    together = training(mnist, tmp_path / "together", "c-vf-1h", angle="0,90")
-    alone = training(mnist, tmp_path / "alone", "c-vf-1h", seed=2, seeds=1, beta=0.7)
+def test_order_and_signs_of_a_member_are_the_same_in_any_company(mnist: Dataset) -> None:
+    together = training(mnist, "c-vf-1h", angle="0,90")
+    alone = training(mnist, "c-vf-1h", seed=2, seeds=1, beta=0.7)
     assert [m.seed for m in together.members] == [0, 1, 2, 0, 1, 2]
     for epoch in (0, 4):
         for (index, sign), (own_index, own_sign) in zip(
@@ -485,7 +481,7 @@ def test_frozen_parameters_stay_where_they_were(
     out = tmp_path / "run"
     one_epoch = RECIPE | {"epochs": 1}
     assert cli(*TRAIN, "c-vf-1h", "--out", out, **one_epoch).code == 0
-    initial = training(mnist, tmp_path / "fresh", "c-vf-1h").net.state_dict()
+    initial = training(mnist, "c-vf-1h").net.state_dict()
     for name, p in parameters(out).items():
         assert torch.equal(p, initial[name]) is (name == "synapses.0.bias")
 
@@ -493,14 +489,12 @@ def test_frozen_parameters_stay_where_they_were(
 # The angle to BPTT on the way
 
 
-class Recorder:
-    """A watcher that keeps the weights before each minibatch."""
-
-    stop_requested = False
+class Recorder(Watcher):
+    """A watcher that keeps the weights before each minibatch, and the angles."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self.theta = [self._now()]
+        self.theta, self.records = [self._now()], []
 
     def _now(self) -> dict[str, torch.Tensor]:
         return {n: p.clone() for n, p in self._training.net.state_dict().items()}
@@ -508,11 +502,8 @@ class Recorder:
     def minibatch(self, epoch: int, done: int, of: int, train_error: float) -> None:
         self.theta.append(self._now())
 
-    def epoch(self, record: dict[str, Any], seconds: float) -> None: ...
-
-    def frozen(self, entry: dict[str, Any]) -> None: ...
-
-    def angles(self, record: dict[str, Any]) -> None: ...
+    def angles(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
 
 
 @pytest.mark.parametrize(
@@ -524,15 +515,15 @@ class Recorder:
     ],
 )
 def test_recorded_angle_is_that_of_the_total_update_to_bptt(
-    name: str, more: dict[str, Any], mnist: Dataset, tmp_path: Path
+    name: str, more: dict[str, Any], mnist: Dataset
 ) -> None:
-    ours = training(mnist, tmp_path / "run", name, angles_every=15, epochs=1, **more)
+    ours = training(mnist, name, angles_every=15, epochs=1, **more)
     recipe, members = ours.recipe, ours.members
     watcher = Recorder(ours)
     ours.run(watcher)
-    records = lines(tmp_path / "run" / "angles.jsonl")
+    records = watcher.records
     assert [record["minibatch"] for record in records] == [0, 15, 30]
-    minibatches = plan(training(mnist, tmp_path / "fresh", name, **more), 0)
+    minibatches = plan(training(mnist, name, **more), 0)
     bptt = eqprop.BPTT(free_steps=6, backward_steps=4)
     for record in records:
         for i, member in enumerate(members):

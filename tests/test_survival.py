@@ -20,8 +20,8 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 import eqprop
-from eqprop.runs import load, session, training
-from eqprop.runs import recipe as recipes
+from eqprop.runs import run as run_module
+from eqprop.runs import training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 
@@ -106,14 +106,14 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
                 super().minibatch(at, done, of, train_error)
                 self.stop_requested |= (at, done) == (epoch, minibatch)
 
-        monkeypatch.setattr(session, "Progress", Stopping)
+        monkeypatch.setattr(run_module, "Progress", Stopping)
 
     return request
 
 
 def go_on(cli: Cli, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the command that a stopped run has printed."""
-    monkeypatch.setattr(session, "Progress", Progress)
+    monkeypatch.setattr(run_module, "Progress", Progress)
     command = outcome.out.splitlines()[-1].partition("To go on: ")[2]
     program, *words = shlex.split(command)
     assert program == "eqprop"
@@ -140,8 +140,8 @@ def test_run_stopped_at_any_minibatch_goes_on_to_the_same_bytes(
     assert f"stopped in epoch {epoch} after {minibatch} minibatches, saved." in outcome.out
     assert len(lines(out / "metrics.jsonl")) if epoch > 1 else not (out / "metrics.jsonl").exists()
     assert not (out / "summary.json").exists()
-    saved = RunFolder(out).load_checkpoint(recipes.load(str(out / "recipe.toml")))
-    assert (saved["epoch"], saved["minibatch"]) == (epoch - 1, minibatch)
+    saved = RunFolder(out).checkpoint()
+    assert (saved.epoch, saved.minibatch) == (epoch - 1, minibatch)
     assert go_on(cli, outcome, monkeypatch).code == 0
     assert_equals(out, straight, angles=True)
 
@@ -157,7 +157,7 @@ def test_run_stopped_again_and_again_ends_with_the_same_bytes(
     for i, place in enumerate([(1, 4), (1, 5), (2, 1), (3, 29)]):
         stop_at(*place)
         assert cli(*words, *["--resume"] * (i > 0), **RECIPE).code == 130
-    monkeypatch.setattr(session, "Progress", Progress)
+    monkeypatch.setattr(run_module, "Progress", Progress)
     assert resumed(cli, out).code == 0
     assert_equals(out, straight)
 
@@ -282,7 +282,8 @@ def test_second_process_is_refused_and_the_first_goes_on(
     assert process.poll() is None
     process.kill()
     process.communicate()
-    assert resumed(cli, out, epochs=1).code == 0  # a dead process holds no lock
+    done = len(lines(out / "metrics.jsonl"))
+    assert resumed(cli, out, epochs=done + 1).code == 0  # a dead process holds no lock
 
 
 # A disk that is full
@@ -298,8 +299,9 @@ def test_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert process.returncode == 2
     assert complained == f"eqprop: error: {out}/checkpoints/last.ckpt.new: File too large\n"
     now = contents(out)
-    for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "summary.json"):
+    for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt"):
         assert now[name] == half_done[name]
+    assert "summary.json" not in now  # it was that of two epochs
     assert now["metrics.jsonl"].startswith(half_done["metrics.jsonl"])
     assert {name for name in now if "ckpt" in name} == {
         "checkpoints/last.ckpt",
@@ -317,7 +319,10 @@ def test_torn_line_of_metrics_is_named_and_mended_by_a_resume(
         file.write(b'{"epoch": 3, "train_er')
     for command in (("show", out), ("compare", out)):
         message = cli(*command).error
-        assert message == f"{out}/metrics.jsonl: damaged; resume the run to mend it"
+        assert message == (
+            f"{out}/metrics.jsonl: damaged or edited from epoch 3 on: "
+            "resume the run to train them again"
+        )
     assert resumed(cli, out).code == 0
     assert_equals(out, straight)
 
@@ -375,16 +380,6 @@ def test_of_several_runs_the_one_with_this_recipe_goes_on(
     assert "in runs/c-ep-1h-2" in began.out
     assert cli(*TRAIN, "--epochs", 2, "--resume", **small).code == 0
     assert [len(lines(tmp_path / f"runs/{n}/metrics.jsonl")) for n in (NAME, f"{NAME}-2")] == [2, 1]
-
-
-def test_networks_come_back_from_a_run(out: Path) -> None:
-    recipe, net, members = load(out)
-    assert (recipe.seeds, members) == (2, [0, 1])
-    assert net.layer_sizes == (24, 10)
-    saved = RunFolder(out).load_checkpoint(recipe)
-    assert saved is not None
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, saved["parameters"][name])
 
 
 def test_nobody_has_to_read_what_a_run_prints(spawn: Cli, out: Path) -> None:
@@ -661,7 +656,7 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     stop_at(2, 20)
     words = (*TRAIN, "--epochs", EPOCHS, "--angles-every", 1, "--out", out)
     assert cli(*words, **RECIPE).code == 130
-    monkeypatch.setattr(session, "Progress", Progress)
+    monkeypatch.setattr(run_module, "Progress", Progress)
     assert cli(*words, "--resume", **RECIPE).code == 3
     (entry,) = summary_of(out)["frozen"]
     assert entry == {
@@ -705,7 +700,7 @@ def test_run_whose_members_are_all_frozen_ends_cleanly(cli: Cli, tmp_path: Path)
     again = resumed(cli, out, learning_rates="1e38,1e38")
     assert again.code == 3
     message = cli("evaluate", out).error
-    assert message == f"{out}: every member was frozen, so none can be tested"
+    assert message == f"{out}: every member was frozen, so no network can be tested"
     shown = cli("show", out)
     assert (shown.code, shown.err) == (0, "")
     assert "last epoch unknown, " in shown.out

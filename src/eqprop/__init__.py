@@ -5,8 +5,11 @@ eqprop.relax(net, x, steps=40)                           its dynamics
 rule = eqprop.ContinualEP(beta=0.2, free_steps=40, nudged_steps=15)
 eqprop.gddcheck(net, rule, x, y)                         does the rule follow BPTT?
 eqprop.make_engine(net, rule, learning_rates=(0.0056, 0.0028)).step(x, y)
+run  = eqprop.train("c-ep-1h", epochs=2, seeds=2)        # a recipe, on MNIST
+eqprop.evaluate(run).error                               # test error in %, one per network
 """
 
+from eqprop import quiet_start as quiet_start  # first: before anything large
 from eqprop.activations import Activation
 from eqprop.analysis import (
     GddReport,
@@ -26,6 +29,7 @@ from eqprop.model import Model
 from eqprop.network import Input, Layer, Network, layered
 from eqprop.primitive import Primitive, VectorField, toy_model
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule, Step
+from eqprop.runs import Run, evaluate, load, train
 from eqprop.synapses import Dense, Synapses
 from eqprop.timesteps import Discrete, RealTime
 
@@ -54,14 +58,17 @@ __all__ = [
     "RealTime",
     "Relaxation",
     "Rule",
+    "Run",
     "SquaredError",
     "Step",
     "Synapses",
     "Tolerances",
     "VectorField",
     "angle",
+    "evaluate",
     "gddcheck",
     "layered",
+    "load",
     "make_engine",
     "relative_error",
     "relax",
@@ -69,4 +76,5 @@ __all__ = [
     "time_resolved",
     "total_update",
     "toy_model",
+    "train",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import shlex
@@ -14,28 +13,30 @@ from typing import Any
 
 import torch
 
-from eqprop import __version__
+from eqprop import __version__, quiet_start, runs
 from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS
 from eqprop.paper import commands as paper
-from eqprop.runs import figures, session
+from eqprop.runs import Evaluation, Interrupted, Recipe, Run, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
-from eqprop.runs.evaluation import Evaluation, NothingToTest, evaluate, restore
+from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import say
-from eqprop.runs.recipe import Recipe, UserError
-from eqprop.runs.training import Interrupted, Training, fitting, recipe_engine
+from eqprop.runs.run import check_device
+from eqprop.runs.summary import ERRORS, error_text, mean_and_std
+from eqprop.runs.training import fitting
 from eqprop.seeds import generator
 
 OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
     try:
+        quiet_start.over()
+        options = _parser().parse_args(arguments)
         if options.threads is not None and options.threads < 1:
             raise UserError(f"--threads must be 1 or more, not {options.threads}")
         torch.set_num_threads(options.threads or 1)  # small tensors are faster on one
@@ -52,8 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = f"{error.filename or 'file'}: {error.strerror or error}"
     except KeyboardInterrupt:
         return INTERRUPTED
-    print(f"eqprop: error: {message}", file=sys.stderr)
+    print(f"eqprop: error: {_printable(message)}", file=sys.stderr)
     return USER_ERROR
+
+
+def _printable(text: str) -> str:
+    """Text on one line and without the escape sequences that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
             "--threads",
             type=int,
             metavar="N",
-            help="CPU threads (default: one a core, each with networks of its own)",
+            help="CPU threads (default: one per core, each with networks of its own)",
         )
         return command
 
@@ -87,8 +93,10 @@ def _parser() -> argparse.ArgumentParser:
         _train,
         "Train the networks of a recipe, and keep everything in a run folder.",
         epilog="A list in --set makes an ensemble: --set angle=0,22.5,45 --seeds 5 trains 15 "
-        "networks as one program. Ctrl-C saves and says how to resume. Exit codes: 0 done, "
-        "2 a mistake of yours, 3 done but a member became non-finite and was frozen, 130 stopped.",
+        "networks as one program. Ctrl-C, SIGTERM and a closed terminal save; the run says how to "
+        "resume. The folder remembers --data, and refuses to go on with other images. Exit codes: "
+        "0 done, 2 invalid input, 3 done but a member became non-finite and was frozen, "
+        "130 stopped.",
     )
     _recipe_arguments(train)
     _data_argument(train)
@@ -111,7 +119,11 @@ def _parser() -> argparse.ArgumentParser:
         help="every N minibatches, record the angle between the total update and BPTT's gradient",
     )
 
-    evaluate = add("evaluate", _evaluate, "Test the networks that a run has trained so far.")
+    evaluate = add(
+        "evaluate",
+        _evaluate,
+        "Test the networks of a run as last saved, on the data that it was trained with.",
+    )
     evaluate.add_argument("run", metavar="RUN", help="a run folder")
     evaluate.add_argument(
         "--split", choices=("test", "train"), default="test", help="default: test"
@@ -167,7 +179,9 @@ def _recipe_arguments(command: argparse.ArgumentParser) -> None:
 
 def _data_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--data", metavar="DIR", help="folder of the idx files (default: EQPROP_DATA, the cache, …)"
+        "--data",
+        metavar="DIR",
+        help="folder of the idx files (default: where the run looked, EQPROP_DATA, the cache, …)",
     )
 
 
@@ -185,54 +199,43 @@ def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
     return fitting(datasets.load(recipe.data, folder), recipe)
 
 
-def _check_device(device: str) -> str:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch sees no GPU here: use --device cpu")
-    return device
-
-
 def _recipes(options: argparse.Namespace) -> int:
     width = max(len(name) for name in recipes.names())
     for name in recipes.names():
-        print(f"{name:{width}}  {recipes.load(name).description}")
+        print(f"{name:{width}}  {_printable(recipes.load(name).description)}")
     return OK
 
 
 def _train(options: argparse.Namespace) -> int:
     recipe = _load_recipe(options, epochs=options.epochs, seeds=options.seeds)
-    device = _check_device(options.device)
+    check_device(options.device)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    if options.angles_every is not None and options.angles_every < 1:
-        raise UserError(f"--angles-every must be 1 or more, not {options.angles_every}")
     folder = RunFolder(_out_folder(options, recipe))
     folder.check(recipe, options.resume)
-    data = _load_data(recipe, options.data)
-    training = Training(
-        recipe,
-        folder,
-        data,
-        device=device,
-        engine=options.engine,
-        threads=options.threads,
-        angles_every=options.angles_every,
-    )
+    data = _load_data(recipe, options.data or (folder.data_folder() if options.resume else None))
     if not options.out:
         say(f"in {folder.path}", sys.stdout)
     try:
-        summary = session.train(training, options.resume)
-    except Interrupted:
-        at = training.at
-        print(
-            f"stopped in epoch {at.epoch + 1} after {at.minibatch} minibatches, saved. "
-            f"To go on: {_resume_command(options, folder)}"
+        done = runs.train(
+            recipe,
+            data,
+            folder.path,
+            device=options.device,
+            resume=options.resume,
+            engine=options.engine,
+            threads=options.threads,
+            angles_every=options.angles_every,
         )
+    except Interrupted as stopped:
+        print(f"{stopped}. To go on: {_resume_command(options, folder)}")
         return INTERRUPTED
     picture = _drawn(lambda: figures.curves(folder))
-    lines = {}
-    for label, chosen in figures.settings(training.members).items():
-        error = _finals(summary, chosen, "final_test_error")
-        known = len(error) - int(error.isnan().sum())
-        lines[label] = f"test error {_mean_std(error)} over {known} network(s)"
+    summary = done.summary
+    lines = {
+        setting["label"]: f"test error {error_text(setting['test_error'])} "
+        f"over {setting['test_error']['members']} network(s)"
+        for setting in summary["settings"]
+    }
     _print_settings(lines, f"{summary['epochs']} epochs, {summary['wall_seconds']:.0f} s")
     print(picture)
     if summary["frozen"]:
@@ -254,7 +257,7 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
     numbered = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
     taken = [path for path in numbered if path.exists()]
     if options.resume:
-        known = [path for path in taken if RunFolder(path).recipe_file.is_file()]
+        known = [path for path in taken if RunFolder(path).begun]
         same = [path for path in known if not RunFolder(path).recipe().differences(recipe)]
         return (same or taken or [base])[-1]
     return next(path for path in numbered if path not in taken)
@@ -281,22 +284,8 @@ def _drawn(draw: Callable[[], Path]) -> str:
         return f"no curves: {error}"
 
 
-def _finals(summary: dict[str, Any], chosen: list[int], key: str) -> torch.Tensor:
-    """An error of some members at the end of a run, NaN where one is frozen."""
-    values = [summary["members"][i][key] for i in chosen]
-    return torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float64)
-
-
-def _mean_std(values: torch.Tensor) -> str:
-    known = values[~values.isnan()]
-    if not len(known):
-        return "unknown"
-    spread = f" ± {known.std():.2f}" if len(known) > 1 else ""
-    return f"{known.mean():.2f}{spread} %"
-
-
 def _print_settings(lines: dict[str, str], shared: str) -> None:
-    """A line for each setting, then what they share; a single one has it on its own line."""
+    """One line per setting, then what they share; a single one has it on its own line."""
     if len(lines) == 1:
         print(*lines.values(), shared, sep=", ")
         return
@@ -305,63 +294,75 @@ def _print_settings(lines: dict[str, str], shared: str) -> None:
     print(shared)
 
 
-def _evaluated(
-    options: argparse.Namespace, split: str, free_steps: int | None = None
-) -> tuple[Recipe, list[int], Evaluation]:
-    folder = RunFolder.existing(options.run)
-    recipe, net, living = restore(folder)
-    fewest = 2 if recipe.in_turn else 1
-    if free_steps is not None and free_steps < fewest:
-        raise UserError(f"--free-steps must be {fewest} or more, not {free_steps}")
-    data = _load_data(recipe, options.data).to(_check_device(options.device))
-    net = net.to(options.device)
-    chosen = data.test if split == "test" else data.train
-    members = recipe.members()
-    engine = recipe_engine(recipe, [members[i] for i in living], net, threads=options.threads)
-    return recipe, living, evaluate(engine, chosen, free_steps)
+def _evaluated(options: argparse.Namespace, of: Run, **more: Any) -> Evaluation:
+    """Test a run on its own data, or on what the options say; say so where that is other data."""
+    assert of.folder is not None
+    folder = RunFolder(of.folder)
+    if of.net is None:
+        return runs.evaluate(of)  # which says why there is nothing to test
+    data = _load_data(of.recipe, options.data or folder.data_folder())
+    if (other := folder.other_data(data)) is not None:
+        print(f"these are other images than the run had: those to {other} differ")
+    return runs.evaluate(of, data, device=options.device, threads=options.threads, **more)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    recipe, living, result = _evaluated(options, options.split, options.free_steps)
-    members = recipe.members()
-    for i, k in enumerate(living):
-        member = members[k]
+    check_device(options.device)
+    of = runs.load(options.run)
+    split = options.split
+    result = _evaluated(options, of, split=split, free_steps=options.free_steps)
+    for i, k in enumerate(of.living):
+        member = of.members[k]
         print(
             f"member {k} (seed {member.seed}"
-            + (f", angle {member.angle:g}" if not recipe.tied else "")
-            + f"): {options.split} error {result.error[i]:.2f} %, loss {result.loss[i]:.5f}, "
+            + (f", angle {member.angle:g}" if not of.recipe.tied else "")
+            + f"): {split} error {result.error[i]:.2f} %, loss {result.loss[i]:.5f}, "
             f"unsettled {100 * result.unsettled[i]:.1f} %"
         )
-    spread = f" ± {result.error.std():.2f}" if len(living) > 1 else ""
-    print(f"{options.split} error {result.error.mean():.2f}{spread} %")
+    errors = dict(zip(of.living, result.error.tolist(), strict=True))
+    lines = {}
+    for label, chosen in of.recipe.settings().items():
+        known = mean_and_std([errors[k] for k in chosen if k in errors])
+        lines[label] = f"{split} error {error_text(known)}"
+    _print_settings(lines, _weights(of))
     return OK
 
 
+def _weights(of: Run) -> str:
+    """Of which epoch the weights are, and whether the run has gone further."""
+    done = of.summary["epochs"]
+    if of.epoch >= done:
+        return f"after {of.place}"
+    return f"after {of.place} of {done}: later weights are not there (resume the run to get them)"
+
+
 def _show(options: argparse.Namespace) -> int:
-    _check_device(options.device)
+    check_device(options.device)
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet")
-    settings = figures.settings(recipe.members())
-    print(f"{recipe.name}: {recipe.description}")
+    print(_printable(f"{recipe.name}: {recipe.description}"))
+    if not folder.verified:
+        print("unverified: the folder has no hashes of its metrics")
+    if not summary["complete"]:
+        print(f"not finished: {len(metrics)} of {recipe.epochs} epochs")
     print(f"{'epoch':>6} {'train error':>18} {'test error':>18}  unsettled")
-    for label, chosen in settings.items():
-        if label:
-            print(label)
-        _show_epochs(metrics, chosen)
-    if summary is not None:
-        lines = {label: _last_epochs(summary, chosen) for label, chosen in settings.items()}
-        machine = summary["machine"]
-        place = machine.get("gpu") or machine["processor"]
-        _print_settings(lines, f"{summary['wall_seconds']:.0f} s on {place}")
-        for entry in summary["frozen"]:
-            print(
-                f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}"
-            )
+    for setting in summary["settings"]:
+        if setting["label"]:
+            print(setting["label"])
+        _show_epochs(metrics, setting["members"])
+    lines = {
+        setting["label"]: _last_epochs(setting, summary["epochs"])
+        for setting in summary["settings"]
+    }
+    _print_settings(lines, _time_and_place(summary))
+    for entry in summary["frozen"]:
+        print(f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}")
     tested: Evaluation | NothingToTest
     try:
-        _, _, tested = _evaluated(options, "test")
+        of = runs.load(folder.path)
+        tested = _evaluated(options, of)
     except NothingToTest as error:
         tested = error
     try:
@@ -370,10 +371,19 @@ def _show(options: argparse.Namespace) -> int:
         if isinstance(tested, NothingToTest):
             print(f"no confusion matrix: {tested}")
         else:
-            print(figures.confusion(folder, tested.confusion.sum(0)))
+            picture = figures.confusion(folder, tested.confusion.sum(0))
+            current = (of.epoch, of.minibatch) == (len(metrics), 0)
+            print(picture if current else f"{picture} ({_weights(of)})")
     except figures.NoMatplotlib as error:
         print(f"no pictures: {error}")
     return OK
+
+
+def _time_and_place(summary: dict[str, Any]) -> str:
+    if "machine" not in summary:
+        return "time unknown"
+    machine = summary["machine"]
+    return f"{summary['wall_seconds']:.0f} s on {machine.get('gpu') or machine['processor']}"
 
 
 def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
@@ -384,7 +394,8 @@ def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
 
     shown = [m for m in metrics if m["epoch"] in _milestones(len(metrics))]
     for record in shown:
-        train, test = (_mean_std(at(record, key)) for key in ("train_error", "test_error"))
+        errors = (at(record, key) for key in ("train_error", "test_error"))
+        train, test = (error_text(mean_and_std(e[~e.isnan()].tolist())) for e in errors)
         unsettled = 100 * at(record, "unsettled").nanmean()
         print(f"{record['epoch']:>6} {train:>18} {test:>18}  {unsettled:.1f} %")
     for name in metrics[0].get("weight_angle") or {}:
@@ -392,12 +403,11 @@ def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
         print(f"weight angle of {name}: {first:.1f}° → {last:.1f}°")
 
 
-def _last_epochs(summary: dict[str, Any], chosen: list[int]) -> str:
-    last = f"last epoch {_mean_std(_finals(summary, chosen, 'final_test_error'))}"
-    if summary["epochs"] < 10:
+def _last_epochs(setting: dict[str, Any], epochs: int) -> str:
+    last = f"last epoch {error_text(setting['test_error'])}"
+    if epochs < 10:
         return last
-    ten = _mean_std(_finals(summary, chosen, "last_ten_test_error"))
-    return f"{last}, mean of the last ten {ten}"
+    return f"{last}, mean of the last ten {error_text(setting['last_ten_test_error'])}"
 
 
 def _milestones(epochs: int) -> set[int]:
@@ -423,23 +433,21 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _compared(folder: RunFolder) -> Iterator[tuple[str, str]]:
     """The name of each setting of a run, and its cells in the table."""
-    summary = folder.summary()
-    if summary is None:
-        yield str(folder.path), f"{len(folder.metrics()):>6}  not finished"
-        return
+    summary, path = folder.summary(), _printable(str(folder.path))
     epochs = summary["epochs"]
-    for label, chosen in figures.settings(folder.recipe().members()).items():
-        cells = [
-            _mean_std(_finals(summary, chosen, key))
-            for key in ("final_train_error", "final_test_error", "last_ten_test_error")
-        ]
+    if not summary["complete"]:
+        yield path, f"{epochs:>6}  not finished"
+        return
+    time = f"{summary['wall_seconds']:.0f} s" if "wall_seconds" in summary else "unknown"
+    for setting in summary["settings"]:
+        cells = [error_text(setting[key]) for key in ERRORS]
         if epochs < 10:
             cells[2] = "-"
         yield (
-            f"{folder.path}, {label}" if label else str(folder.path),
+            f"{path}, {setting['label']}" if setting["label"] else path,
             f"{epochs:>6}  "
             + "  ".join(f"{cell:>16}" for cell in cells)
-            + f"  {summary['wall_seconds']:.0f} s",
+            + f"  {time}{'' if folder.verified else ' (unverified)'}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Costs ℓ(output, y), one value a sample. Any differentiable function of that form will do."""
+"""Costs ℓ(output, y), one value per sample. Any differentiable function of that form will do."""
 
 from __future__ import annotations
 
@@ -7,26 +7,51 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 Cost = Callable[[Tensor, Tensor], Tensor]  # ([*, B, n], y) -> [*, B]
 
 
 @dataclass(frozen=True)
 class SquaredError:
-    """ℓ = ½‖output − y‖², the cost of the paper."""
+    """ℓ = ½‖output − y‖², the cost of the paper.
+
+    y is a target [*, batch, n], or class indices: integers [batch] or [*ensemble, batch].
+    """
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        self.check(output.shape, y)
-        return 0.5 * ((output - y) ** 2).sum(-1)
+        return 0.5 * ((output - self.target(y, output.shape, output.dtype)) ** 2).sum(-1)
 
-    def check(self, shape: Sequence[int], y: Tensor) -> None:
-        """An error where y is no target for an output of this shape."""
+    def target(self, y: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """y as an output of this shape, [*ensemble, batch, n], should be. Raise where it cannot."""
+        y = as_target(y, shape[:-2], shape[-1], dtype)
         if y.shape[-1] != shape[-1]:
             raise ValueError(
                 f"y has width {y.shape[-1]}, but the output layer has {shape[-1]} neurons"
             )
         if tuple(y.shape[-2:]) != tuple(shape[-2:]):
             raise ValueError(f"y has shape {list(y.shape)}, but the output {list(shape[-2:])}")
+        return y
+
+
+def as_target(y: Tensor, ensemble: Sequence[int], classes: int, dtype: torch.dtype) -> Tensor:
+    """Class indices as one-hot targets [*, batch, classes]; any other target as it is.
+
+    Integers of shape [batch] or [*ensemble, batch] are class indices.
+    """
+    if y.is_floating_point():
+        return y
+    if y.dtype == torch.bool:
+        raise ValueError("y is torch.bool: give class indices (integers), or targets as floats")
+    if y.numel() == 0 or y.ndim == 0:
+        raise ValueError(f"y has shape {list(y.shape)}: its batch is empty, or missing")
+    if list(y.shape[:-1]) not in ([], list(ensemble)):
+        return y.to(dtype)
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"y holds class {wrong}, but the output layer has {classes} neurons")
+    return one_hot(y.long(), classes).to(dtype)
 
 
 def cost_gradient(cost: Cost, output: Tensor, y: Tensor) -> Tensor:

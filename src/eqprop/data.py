@@ -28,16 +28,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+
+from eqprop.splits import DataError, Dataset, Split
 
 CONNECT_SECONDS = 5.0  # until the body of an answer begins, and for any silence in it
 ANSWER_SECONDS = 120.0  # for one whole file
 PACKAGE_SECONDS = 600.0
 MAX_BYTES = 64 * 2**20  # of one file from a mirror, packed or unpacked
+MAX_UNPACKED = 2**30  # of one packed file in a folder
 
 DIMENSIONS = {
     "train-images-idx3-ubyte": 3,
@@ -47,12 +49,19 @@ DIMENSIONS = {
 }
 UNSIGNED_BYTES = 0x0800  # idx magic number: the type, then the number of dimensions
 
+__all__ = [
+    "DIMENSIONS",
+    "KNOWN_SETS",
+    "DataError",
+    "Dataset",
+    "KnownSet",
+    "Package",
+    "Split",
+    "load",
+]
+
 Files = dict[str, bytes]  # the unpacked content of each file of DIMENSIONS
 T = TypeVar("T")
-
-
-class DataError(ValueError):
-    """A data set that cannot be had: one line that names the file and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -108,47 +117,6 @@ KNOWN_SETS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Images and labels, kept as bytes until a batch of them is asked for."""
-
-    images: Tensor  # uint8 [n, height * width]
-    labels: Tensor  # uint8 [n]
-    classes: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def head(self, n: int) -> Self:
-        """The first n samples."""
-        if not 1 <= n <= len(self):
-            raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
-        return replace(self, images=self.images[:n], labels=self.labels[:n])
-
-    def to(self, device: torch.device | str) -> Self:
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
-
-    def batch(self, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Pixels in [0, 1] and one-hot targets of the samples at `index` [*, B].
-
-        Returns x [*, B, height * width] and y [*, B, classes].
-        """
-        x = self.images[index].to(dtype) / 255
-        y = one_hot(self.labels[index].long(), self.classes).to(dtype)
-        return x, y
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    name: str
-    train: Split
-    test: Split
-    image_shape: tuple[int, int]  # height, width
-
-    def to(self, device: torch.device | str) -> Self:
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
-
-
 def load(
     name: str = "mnist",
     folder: str | os.PathLike[str] | None = None,
@@ -163,9 +131,10 @@ def load(
     that holds a set of your own. Without a folder the name is one of KNOWN_SETS. `mirrors`
     replaces the addresses that the set is fetched from.
     """
+    check_name(name)
     folder = folder or os.environ.get("EQPROP_DATA")
     if folder:
-        return _load_explicit(name, Path(folder))
+        return replace(_load_explicit(name, Path(folder)), folder=str(Path(folder).absolute()))
     if name not in KNOWN_SETS:
         raise DataError(
             f"unknown data set {name!r}: choose from {', '.join(sorted(KNOWN_SETS))}, "
@@ -191,6 +160,12 @@ def load(
         f"{'mend one of these' if download else 'allow the download'}, or put the four files "
         f"{', '.join(DIMENSIONS)} (plain or .gz) in a folder and give it with --data or EQPROP_DATA"
     )
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that leads out of the folder of the data sets."""
+    if not name or name in (".", "..") or set(name) & set("/\\\0"):
+        raise DataError(f"data {name!r} must be the name of a set, without / or \\")
 
 
 def _load_explicit(name: str, folder: Path) -> Dataset:
@@ -253,7 +228,7 @@ def _read_folder(folder: Path) -> Files:
             if plain.is_file():
                 files[file] = plain.read_bytes()
             elif packed.is_file():
-                files[file] = _unpack(packed.name, packed.read_bytes())
+                files[file] = _unpack_idx(file, packed)
             else:
                 missing.append(file)
         except OSError as error:
@@ -263,7 +238,20 @@ def _read_folder(folder: Path) -> Files:
     return files
 
 
-def _unpack(file: str, packed: bytes, limit: int = -1) -> bytes:
+def _unpack_idx(file: str, packed: Path) -> bytes:
+    """As many bytes as the header claims, and one more if there is: a bomb does not go off."""
+    content, header = packed.read_bytes(), 4 * (1 + DIMENSIONS[file])
+    start = _unpack(packed.name, content, header)
+    claimed = math.prod(struct.unpack(f">{len(start) // 4}I", start[: len(start) // 4 * 4])[1:])
+    if claimed > MAX_UNPACKED:
+        raise DataError(
+            f"{packed.name}: claims {claimed} bytes, of {MAX_UNPACKED} that are unpacked here: "
+            "unpack it yourself"
+        )
+    return _unpack(packed.name, content, header + claimed + 1)
+
+
+def _unpack(file: str, packed: bytes, limit: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
             return stream.read(limit)

@@ -146,7 +146,7 @@ def _check_device(name: str, value: Tensor, model: Model) -> None:
 
 def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:
     shape = tuple(ensemble) if isinstance(ensemble, Sequence) else (ensemble,)
-    if not all(isinstance(n, int) and n > 0 for n in shape):
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
         raise ValueError(f"ensemble must hold positive integers, not {ensemble!r}")
     return shape
 

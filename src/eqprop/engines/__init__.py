@@ -42,6 +42,10 @@ def make_engine(
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model must be a Network or another Model of eqprop, not {type(model).__name__}"
+        )
     if not isinstance(rule, Rule):
         raise ValueError(f"rule must be a learning rule such as EP(...), not {rule!r}")
     rates = resolve_rates(model, learning_rates, frozen)

@@ -7,14 +7,18 @@ Alg. debug-cep   θ ← θ + η_tiny Δ(t)  at every item,  then  θ ← θ − 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eqprop.model import Gradients, Model, per_member
 from eqprop.network import Network
 
-LearningRates = float | Tensor | Sequence[float | Tensor] | Mapping[str, float | Tensor]
+LearningRates = (
+    float | Tensor | np.ndarray[Any, Any] | Sequence[float | Tensor] | Mapping[str, float | Tensor]
+)
 
 
 @torch.no_grad()
@@ -47,11 +51,13 @@ def descend(
 def resolve_rates(
     model: Model, given: LearningRates, frozen: Sequence[str] = ()
 ) -> dict[str, float | Tensor]:
-    """A learning rate for each parameter, from one for all, one a synapse, or one a name.
+    """A learning rate for each parameter, from one for all, one per synapse, or one per name.
 
-    A synapse's weights, in both directions, and its bias share one. `frozen` names parameters
-    that do not move.
+    A synapse's weights, in both directions, and its bias share one. A NumPy array holds one per
+    synapse, [synapses] or [synapses, *ensemble]. `frozen` names parameters that do not move.
     """
+    if isinstance(given, (np.ndarray, np.generic)):
+        given = list(torch.as_tensor(given)) if given.ndim else float(given)
     names = [name for name, _ in model.named_parameters()]
     for name in frozen:
         if name not in names:
@@ -81,7 +87,9 @@ def resolve_rates(
             )
         rates = {name: given[int(name.split(".")[1])] for name in names}
     for name, rate in rates.items():
-        if not isinstance(rate, (int, float, Tensor)):
+        if isinstance(rate, (np.ndarray, np.generic)):
+            rate = rates[name] = torch.as_tensor(rate)
+        if isinstance(rate, bool) or not isinstance(rate, (int, float, Tensor)):
             raise ValueError(f"learning_rates: {name} must be a number, not {rate!r}")
         value = torch.as_tensor(rate)
         wrong = value[~(torch.isfinite(value) & (value > 0))]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost, SquaredError, as_target
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
 from eqprop.model import Model
@@ -87,11 +87,13 @@ class Engine(ABC):
         self.model.check_input(x)
         self.model.check_target(x, y)
         if isinstance(self.cost, SquaredError):
-            self.cost.check((x.shape[-2], self.model.layer_sizes[-1]), y)
+            shape = (*self.model.ensemble, x.shape[-2], self.model.layer_sizes[-1])
+            self.cost.target(y, shape, self.model.dtype)
 
     def targets(self, y: Tensor) -> Tensor:
         """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
-        y = y.to(self.model.dtype)
+        net = self.model
+        y = as_target(y, net.ensemble, net.layer_sizes[-1], net.dtype).to(net.dtype)
         whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
@@ -102,7 +104,10 @@ class Engine(ABC):
         `signs` of β are [M, *ensemble]. If one of them raises, the parameters are as they were
         before the first.
         """
-        index = self.check_run(split, index, signs)
+        return self.step_through(split, self.check_run(split, index, signs), signs)
+
+    def step_through(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts:
+        """`run` for any split: bytes or floats, one `step` per minibatch."""
         counts = None
         with self.restoring() if len(index) > 1 else nullcontext():  # one step restores itself
             for m in range(len(index)):

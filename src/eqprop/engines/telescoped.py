@@ -56,7 +56,7 @@ class TelescopedEngine(Engine):
         sign = self.draw_sign() if sign is None else sign
         with self.restoring() as before:
             minibatch = self._minibatch(x.shape[-2])
-            minibatch.learn(x, y, self.betas(sign))
+            minibatch.learn(x, self.targets(y), self.betas(sign))
             if not self.healthy(minibatch.states):
                 self.restore(before)
                 output = self._reference.step(x, y, sign)

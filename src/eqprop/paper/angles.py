@@ -32,7 +32,7 @@ from eqprop.paper.sources import ANGLE_CODE
 from eqprop.paper.training import RUNS, TrainingRun, measured
 from eqprop.paper.verdict import Measured, passes
 from eqprop.rules import BPTT
-from eqprop.runs.folder import RunFolder
+from eqprop.runs.files import write_whole
 from eqprop.runs.machine import describe
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.runs.training import fitting, update_and_gradient
@@ -166,7 +166,7 @@ class EpToCvf(Item):
         folder.mkdir(parents=True, exist_ok=True)
         found = {"machine": where, "quick": order.quick, "angles": angles}
         text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        RunFolder(folder).write_text(f"{self.name}.json", text + "\n")
+        write_whole(folder / f"{self.name}.json", f"{text}\n".encode())
 
     def state(self, results: Results) -> State:
         states = {training.state(self.runs, results)}

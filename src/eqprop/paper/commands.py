@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from eqprop.paper import catalogue, report, training
 from eqprop.paper.item import Item, Order, Results
 from eqprop.paper.training import RUNS, TrainingRun
-from eqprop.runs.recipe import UserError
-from eqprop.runs.training import Interrupted
+from eqprop.runs import Interrupted, UserError
+from eqprop.runs.run import check_device
 
 OK, INTERRUPTED = 0, 130
 MARKS = {True: "✓", False: "✗", None: "–"}
@@ -177,8 +175,7 @@ def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch sees no GPU here: use --device cpu")
+    check_device(options.device)
     if "all" in options.items and len(options.items) > 1:
         raise UserError("all: stands for every item: name no other beside it")
     chosen: list[Item | TrainingRun] = (

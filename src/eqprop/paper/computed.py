@@ -9,7 +9,7 @@ from typing import Any
 
 from eqprop.paper.blocks import Block, Text
 from eqprop.paper.item import Item, Order, Results, State
-from eqprop.runs.folder import RunFolder
+from eqprop.runs.files import write_whole
 from eqprop.runs.machine import describe
 
 
@@ -33,7 +33,7 @@ class Computed(Item):
         folder = order.results.folder(order.quick)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        RunFolder(folder).write_text(f"{self.stored}.json", text + "\n")
+        write_whole(folder / f"{self.stored}.json", f"{text}\n".encode())
 
     def state(self, results: Results) -> State:
         return results.best(self.stored)[0]

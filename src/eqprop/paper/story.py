@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eqprop import data as datasets
+from eqprop import runs
 from eqprop.dynamics import relax
 from eqprop.model import State as Neurons
 from eqprop.network import Network
@@ -27,9 +28,8 @@ from eqprop.paper.item import Order, Results, Row, State
 from eqprop.paper.psi import points, readings
 from eqprop.paper.published import FULL_TABLE
 from eqprop.paper.training import RUNS, Outcome, TrainingRun
-from eqprop.runs import figures
-from eqprop.runs.evaluation import UNSETTLED, restore
-from eqprop.runs.recipe import UserError
+from eqprop.runs import UserError, figures
+from eqprop.runs.evaluation import UNSETTLED
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
 
@@ -126,12 +126,13 @@ class Story(Computed):
         for run in SNAPSHOTS:
             training.train(run, order)
             folder = order.results.run_folder(run.name, order.quick)
-            if not folder.checkpoints.is_dir():
+            snapshot = runs.load(folder.path)
+            recipe, ensemble = snapshot.recipe, snapshot.net
+            if ensemble is None:
                 raise UserError(f"{folder.path}: its weights were not kept: move it away")
-            recipe, ensemble, living = restore(folder)
             test = fitting(datasets.load(recipe.data, order.data), recipe).test
             x, _ = test.batch(torch.arange(len(test)), ensemble.dtype)
-            for i, member in enumerate(living):
+            for i, member in enumerate(snapshot.living):
                 net = ensemble.member(i)
                 found = alternation(net, x, recipe.free_steps)
                 seed = recipe.members()[member].seed

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eqprop import data as datasets
+from eqprop import runs
 from eqprop.paper.item import Order, Results, State
 from eqprop.paper.published import ANGLES
 from eqprop.paper.sources import (
@@ -28,11 +29,10 @@ from eqprop.paper.sources import (
     Source,
 )
 from eqprop.paper.verdict import Measured
-from eqprop.runs import figures, session
+from eqprop.runs import Interrupted, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
-from eqprop.runs.recipe import Recipe, UserError
-from eqprop.runs.training import Interrupted, Training
+from eqprop.runs.recipe import Recipe
 
 QUICK_ANGLES = (0.0, 90.0, 180.0)
 QUICK_SAMPLES = {1: (20000, 5000), 2: (1000, 500)}  # by hidden layers: train, test
@@ -278,9 +278,7 @@ def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> O
     """Once for each time that the files were written: many items read the same runs."""
     folder, recipe = RunFolder(path), run.resolved(quick)
     summary = folder.summary()
-    if summary is None or _differences(folder.recipe(), recipe):
-        return None
-    if summary["epochs"] < recipe.epochs and len(summary["frozen"]) < len(recipe.members()):
+    if not summary["complete"] or _differences(folder.recipe(), recipe):
         return None
     metrics = folder.metrics()
     if len(metrics) != summary["epochs"]:
@@ -321,13 +319,13 @@ def state(names: Iterable[str], results: Results) -> State:
 
 def train(run: TrainingRun, order: Order) -> None:
     """Train what is missing, going on where an earlier attempt was stopped."""
-    begun = order.results.run_folder(run.name, order.quick).recipe_file.is_file()
+    begun = order.results.run_folder(run.name, order.quick).begun
     if run.parts and not order.quick and not begun:
         for piece in run.pieces:
             train(piece, order)
         return
     recipe, folder = run.resolved(order.quick), order.results.run_folder(run.name, order.quick)
-    there = folder.recipe_file.is_file()
+    there = folder.begun
     differing = _differences(folder.recipe(), recipe) if there else []
     if differing:
         raise UserError(
@@ -340,16 +338,16 @@ def train(run: TrainingRun, order: Order) -> None:
     order.say(
         f"{run.name}: {len(recipe.members())} networks, {recipe.epochs} epochs, in {folder.path}"
     )
-    data = datasets.load(recipe.data, order.data)
-    training = Training(recipe, folder, data, device=order.device, threads=order.threads)
+    data = datasets.load(recipe.data, order.data) if order.data else None
+    device, threads = order.device, order.threads
     try:
-        summary = session.train(training, resume=there)
-    except Interrupted:
-        at = training.at
-        order.say(f"{run.name}: stopped in epoch {at.epoch + 1}, {at.minibatch} minibatches, saved")
+        done = runs.train(recipe, data, folder.path, device=device, threads=threads, resume=there)
+    except Interrupted as stopped:
+        place = f"epoch {stopped.epoch}, {stopped.minibatch} minibatches"
+        order.say(f"{run.name}: stopped in {place}, saved")
         raise
-    if summary["frozen"]:
-        order.say(f"{run.name}: {len(summary['frozen'])} networks became non-finite")
+    if done.summary["frozen"]:
+        order.say(f"{run.name}: {len(done.summary['frozen'])} networks became non-finite")
 
 
 def _differences(there: Recipe, wanted: Recipe) -> list[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eqprop.data import Split
+from eqprop.costs import SquaredError
+from eqprop.dynamics import relax
 from eqprop.engines import Engine
 from eqprop.network import Network
-from eqprop.runs.folder import RunFolder
-from eqprop.runs.recipe import Recipe, UserError
+from eqprop.runs.recipe import UserError
+from eqprop.splits import Split
 
 UNSETTLED = 1e-3  # a sample whose residual is above this has not settled
 SATURATED = 0.01  # share of the activation's range next to either bound
@@ -24,7 +26,7 @@ class NothingToTest(UserError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a split gives after the free phase alone, one value a member."""
+    """What a split gives after the free phase alone, one value per network."""
 
     error: Tensor  # % [E]
     loss: Tensor  # [E]
@@ -47,29 +49,35 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(engine: Engine, split: Split, free_steps: int | None = None) -> Evaluation:
-    """Relax every sample of the split from zero, as the engine's rule does, and look."""
-    net, T = engine.model, free_steps or engine.rule.free_steps
-    assert isinstance(net, Network)
-    E, classes = net.ensemble[0], split.classes
+def measure(
+    net: Network, split: Split, free_steps: int, engine: Engine | None = None
+) -> Evaluation:
+    """Relax every sample of the split from zero, by the engine if there is one, and look.
+
+    E is the number of networks, in the row-major order of the ensemble; 1 for a single one.
+    """
+    E, classes, cost = math.prod(net.ensemble), split.classes, SquaredError()
+    chunk = engine.relaxes if engine is not None else 1000
     device = next(net.parameters()).device
     confusion = torch.zeros(E, classes * classes, dtype=torch.long, device=device)
     loss = torch.zeros(E, dtype=torch.float64, device=device)
     steps, unsettled, residual = torch.zeros_like(loss), torch.zeros_like(loss), loss.clone()
     saturated = {name: torch.zeros_like(loss) for name in net.layer_names}
-    for start in range(0, len(split), engine.relaxes):
-        index = torch.arange(start, min(start + engine.relaxes, len(split)), device=device)
+    for start in range(0, len(split), chunk):
+        index = torch.arange(start, min(start + chunk, len(split)), device=device)
         x, y = split.batch(index, net.dtype)
-        free = engine.relax(x, T)
+        free = relax(net, x, free_steps) if engine is None else engine.relax(x, free_steps)
         output = net.output(free.state)
-        pairs = split.labels[index].long() * classes + output.argmax(-1)  # [E, B]
+        losses = (cost if engine is None else engine.cost)(output, y).reshape(E, -1)
+        far = free.sample_residual.reshape(E, -1)
+        pairs = split.labels[index].long() * classes + output.argmax(-1).reshape(E, -1)  # [E, B]
         confusion.scatter_add_(1, pairs, torch.ones_like(pairs))
-        loss += engine.cost(output, y).double().sum(-1)
-        residual = torch.maximum(residual, free.sample_residual.amax(-1))
-        unsettled += (free.sample_residual > UNSETTLED).double().sum(-1)
-        steps += free.member_steps * len(index)
+        loss += losses.double().sum(-1)
+        residual = torch.maximum(residual, far.amax(-1))
+        unsettled += (far > UNSETTLED).double().sum(-1)
+        steps += free.member_steps.reshape(E) * len(index)
         for name, share in net.saturation(free.state, SATURATED).items():
-            saturated[name] += share * len(index)
+            saturated[name] += share.reshape(E) * len(index)
     n = len(split)
     table = confusion.reshape(E, classes, classes)
     right = table.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -97,18 +105,3 @@ def weights(net: Network) -> dict[str, Any]:
         "weight_norm": {name: norm.tolist() for name, norm in norms.items()},
         "weight_angle": {name: angle.tolist() for name, angle in angles.items()},
     }
-
-
-def restore(folder: RunFolder) -> tuple[Recipe, Network, list[int]]:
-    """A run's recipe, its networks as last saved, and which members they are."""
-    recipe = folder.recipe()
-    saved = folder.load_checkpoint(recipe)
-    if saved is None:
-        raise NothingToTest(f"{folder.path}: there is no checkpoint, so no network can be tested")
-    living = list(saved["living"])
-    if not living:
-        raise NothingToTest(f"{folder.path}: every member was frozen, so none can be tested")
-    members = recipe.members()
-    net = recipe.network([members[i] for i in living])
-    net.load_state_dict(saved["parameters"])
-    return recipe, net, living

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eqprop.runs.folder import RunFolder
-from eqprop.runs.recipe import Member, UserError
+from eqprop.runs.recipe import UserError
 
 
 class NoMatplotlib(UserError):
@@ -40,24 +41,6 @@ def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None)
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def settings(members: Sequence[Member]) -> dict[str, list[int]]:
-    """The members that differ in their seed alone, by what tells them from the others."""
-    written = [
-        (
-            f"β = {member.beta}",
-            f"Ψ = {member.angle:.12g}°",
-            f"η = ({', '.join(f'{rate:.12g}' for rate in member.learning_rates)})",
-        )
-        for member in members
-    ]
-    varied = [len(set(field)) > 1 for field in zip(*written, strict=True)]
-    groups: dict[str, list[int]] = {}
-    for i, fields in enumerate(written):
-        label = ", ".join(itertools.compress(fields, varied))
-        groups.setdefault(label, []).append(i)
-    return groups
-
-
 def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str, ls: str) -> None:
     """Mean over the members as a line, ± one standard deviation as a band."""
     known = ~values.isnan()
@@ -66,7 +49,8 @@ def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str,
     spread = ((values - mean[:, None]).nan_to_num() ** 2).sum(1) / (n - 1).clamp(min=1)
     mean = torch.where(known.any(1), mean, torch.nan)
     std = spread.sqrt()
-    axis.plot(epochs, mean.numpy(), color=colour, ls=ls, lw=1.5, label=label)
+    shown = f" {label}" if label.startswith("_") else label  # matplotlib hides those with a _
+    axis.plot(epochs, mean.numpy(), color=colour, ls=ls, lw=1.5, label=shown)
     axis.fill_between(
         epochs, (mean - std).numpy(), (mean + std).numpy(), color=colour, alpha=0.2, lw=0
     )
@@ -92,16 +76,17 @@ def curves(folder: RunFolder) -> Path:
         raise UserError(f"{folder.path}: no epoch is complete yet, so there is nothing to draw")
     epochs = [record["epoch"] for record in metrics]
     figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
-    groups = settings(recipe.members())
+    groups = recipe.settings()
     for colour, (label, chosen) in enumerate(groups.items()):
         for key, ls in (("test_error", "-"), ("train_error", "--")):
             text = f"{key[:-6]} error{f', {label}' if label else ''}"
             _band(axis, epochs, series(metrics, key)[:, chosen], f"C{colour}", text, ls)
     _error_axis(axis, "error (%)")
     n = len(recipe.members())
-    axis.set_title(f"{recipe.name}: mean ± standard deviation, {n} network{'s' * (n > 1)}")
-    axis.legend(frameon=False)
-    return _save(plt, figure, folder.path / "curves.png")
+    title = f"{recipe.name}: mean ± standard deviation, {n} network{'s' * (n > 1)}"
+    axis.set_title(title, parse_math=False)
+    _legend(axis)
+    return _keep(plt, figure, folder, "curves.png")
 
 
 def health(folder: RunFolder) -> Path:
@@ -129,10 +114,10 @@ def health(folder: RunFolder) -> Path:
         axis.set(title=title, xlabel="epoch")
         axis.grid(alpha=0.3)
         if len(lines) > 1:
-            axis.legend(frameon=False, fontsize=8)
+            _legend(axis, fontsize=8)
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_visible(False)
-    return _save(plt, figure, folder.path / "health.png")
+    return _keep(plt, figure, folder, "health.png")
 
 
 def confusion(folder: RunFolder, table: Tensor) -> Path:
@@ -151,11 +136,11 @@ def confusion(folder: RunFolder, table: Tensor) -> Path:
     axis.set(xlabel="answer", ylabel="label", xticks=range(classes), yticks=range(classes))
     axis.set_title("answers for each label (%); colour: mistakes")
     figure.colorbar(image, shrink=0.8)
-    return _save(plt, figure, folder.path / "confusion.png")
+    return _keep(plt, figure, folder, "confusion.png")
 
 
 def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
-    """Test error over the epochs, one line a setting of each run."""
+    """Test error over the epochs, one line per setting of each run."""
     plt = _pyplot()
     if not any(folder.metrics() for folder in folders):
         raise UserError("no run has a complete epoch yet, so there is nothing to draw")
@@ -164,18 +149,30 @@ def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
     for folder in folders:
         metrics = folder.metrics()
         epochs = [record["epoch"] for record in metrics]
-        for label, chosen in settings(folder.recipe().members()).items() if metrics else ():
+        for label, chosen in folder.recipe().settings().items() if metrics else ():
             values = series(metrics, "test_error")[:, chosen]
             name = ", ".join(filter(None, (folder.path.name, label)))
             _band(axis, epochs, values, f"C{next(colours)}", name, "-")
     _error_axis(axis, "test error (%)")
-    axis.legend(frameon=False)
-    return _save(plt, figure, file)
+    _legend(axis)
+    return _save(plt, figure, file, file)
 
 
-def _save(plt: Any, figure: Any, file: Path) -> Path:
+def _legend(axis: Any, **more: Any) -> None:
+    """With names as they are: a $ begins no formula."""
+    for text in axis.legend(frameon=False, **more).get_texts():
+        text.set_parse_math(False)
+
+
+def _keep(plt: Any, figure: Any, folder: RunFolder, name: str) -> Path:
+    picture = io.BytesIO()
+    _save(plt, figure, folder.path / name, picture)
+    return folder.write_picture(name, picture.getvalue())
+
+
+def _save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
     try:
-        figure.savefig(file, dpi=120)
+        figure.savefig(target, dpi=120)
     except ValueError as error:  # a file type that matplotlib does not know
         raise UserError(f"{file}: {error}") from None
     finally:

@@ -1,56 +1,102 @@
-"""The folder of a run: what lies in it, and that nothing in it is ever lost or half written.
+"""The folder of a run. This module alone writes and reads its files.
 
     recipe.toml      the resolved recipe; `eqprop train recipe.toml --out . --resume` goes on
-    metrics.jsonl    one line an epoch
+    run.json         the data (shapes, SHA-256, where it lies), and one entry per session: when,
+                     engine, machine, versions, commit, seconds of the run up to its end
+    metrics.jsonl    one line per epoch
     angles.jsonl     on request: the angle to BPTT during training
-    summary.json     final and best errors, wall time, machine, versions, commit
     checkpoints/     last.ckpt and previous.ckpt
-    curves.png, tensorboard/
+    summary.json     derived from the files above when the run is complete; never read
+    *.png, tensorboard/
+
+Each line of a log ends with a hash of itself and of the hash before it. The first goes back to
+the recipe and the data. A checkpoint carries its epoch and the hash of the metrics up to there.
+So files that do not belong together, or were edited, are found out, and from which epoch on.
 
 A checkpoint is one JSON line with the SHA-256 of what follows, then tensors as `torch.save`
 writes them; it is read with `weights_only=True`.
+
+A folder without run.json was written before there were hashes. It is read unverified, and cannot
+be resumed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from eqprop.network import Network
 from eqprop.runs import recipe as recipes
+from eqprop.runs.files import as_json, link_error, parse_json, read_json, write_beside, write_whole
+from eqprop.runs.log import Log
 from eqprop.runs.recipe import Recipe, UserError
+from eqprop.runs.summary import summarise
+from eqprop.splits import Dataset
 
-CHECKPOINT_FORMAT = 1
+FORMAT = 1  # of run.json
+CHECKPOINT_FORMATS = (1, 2)  # 1 had no hash of the metrics
 TABLES = ("saturated", "weight_norm", "weight_angle")  # of the metrics: a list for each name
-ERROR = int | float | None
-SUMMARY = {
-    "epochs": int,
-    "members": [
-        {"final_test_error": ERROR, "final_train_error": ERROR, "last_ten_test_error": ERROR}
-    ],
-    "frozen": [{"member": int, "epoch": int, "place": str}],
-    "wall_seconds": int | float,
-    "machine": {"processor": str},
+NUMBER, ERROR = int | float, int | float | None
+FROZEN = [{"member": int, "epoch": int, "place": str}]
+FACTS = {"wall_seconds": NUMBER, "machine": {"processor": str}}
+SPLIT = {"images": [int], "sha256": str}
+RUN = {
+    "format": int,
+    "data": {"name": str, "folder": str | None, "train": SPLIT, "test": SPLIT},
+    "sessions": [FACTS],
 }
+CHECKPOINT = {
+    "recipe": str,
+    "epoch": int,
+    "minibatch": int,
+    "seconds": NUMBER,
+    "living": [int],
+    "frozen": FROZEN,
+    "wrong": Tensor,
+    "loss": Tensor,
+    "parameters": dict,
+}
+LOGS = {"log": str, "angles_log": str}  # hashes, of a checkpoint in a folder that has them
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run as it was saved."""
+
+    file: Path
+    epoch: int  # complete ones
+    minibatch: int  # of the epoch under way
+    seconds: float
+    living: list[int]  # the members that are not frozen
+    frozen: list[dict[str, Any]]
+    wrong: Tensor  # of the epoch under way, [members]
+    loss: Tensor
+    net: Network | None  # of the living
+    log: str | None  # hash of the metrics so far, and of the angles
+    angles_log: str | None
 
 
 class RunFolder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.checkpoints = path / "checkpoints"
+    """What lies in the folder of a run, verified where it is read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        folder = cls(Path(path))
-        if not folder.recipe_file.is_file():
+        folder = cls(path)
+        if not folder.begun:
             raise UserError(f"{path}: not the folder of a run (it has no recipe.toml)")
         return folder
 
@@ -58,176 +104,363 @@ class RunFolder:
     def recipe_file(self) -> Path:
         return self.path / "recipe.toml"
 
+    @property
+    def begun(self) -> bool:
+        return self.recipe_file.is_file()
+
+    @property
+    def verified(self) -> bool:
+        """Whether the folder has the hashes that its files are checked with."""
+        return (self.path / "run.json").exists()
+
     def recipe(self) -> Recipe:
         return recipes.load(str(self.recipe_file))
 
-    def metrics(self) -> list[dict[str, Any]]:
-        records = self.read_lines("metrics.jsonl")
-        members = self._members() if records and self.recipe_file.is_file() else None
-        for line, record in enumerate(records, start=1):
-            if not _is_epoch(record, members):
-                raise UserError(
-                    f"{self.path / 'metrics.jsonl'}: damaged: line {line} is incomplete, or of "
-                    "another recipe"
-                )
-        return records
+    def origin(self) -> dict[str, Any] | None:
+        """What run.json holds; None where there is none."""
+        file = self.path / "run.json"
+        if not self.verified:
+            return None
+        origin = read_json(file)
+        if not _fits(origin, RUN):
+            raise UserError(
+                f"{file}: damaged: put it back, or delete it to read the run unverified"
+            )
+        if origin["format"] != FORMAT:
+            raise UserError(f"{file}: written in format {origin['format']}, not known here")
+        return dict(origin)
 
-    def summary(self) -> dict[str, Any] | None:
+    def data_folder(self) -> str | None:
+        """Where the run was told to look for its data."""
+        origin = self.origin()
+        folder: str | None = origin["data"]["folder"] if origin else None
+        return folder
+
+    def other_data(self, data: Dataset) -> str | None:
+        """Which split is not the one that the run has used; None if both are, or nobody knows."""
+        origin = self.origin()
+        if origin is None:
+            return None
+        known = origin["data"]
+        return next((name for name, it in data.fingerprint.items() if known[name] != it), None)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per epoch."""
+        log = self._metrics()
+        if not log.whole:
+            raise UserError(
+                f"{log.file}: damaged or edited from epoch {len(log.records) + 1} on: "
+                f"{self._remedy(log)}"
+            )
+        return log.records
+
+    def summary(self) -> dict[str, Any]:
+        """Errors, derived from recipe and metrics, and the facts of the latest session."""
+        summary = summarise(self.recipe(), self.metrics())
+        origin = self.origin()
+        if origin is not None:
+            sessions = origin["sessions"]
+            return {**summary, **(sessions[-1] if sessions else {})}
+        return {**summary, **self._earlier_facts()}
+
+    def _earlier_facts(self) -> dict[str, Any]:
+        """Those that summary.json alone held before there was run.json."""
         file = self.path / "summary.json"
         if not file.is_file():
-            return None
-        try:
-            loaded = json.loads(file.read_bytes())
-        except ValueError:
-            loaded = None
-        if not _fits(loaded, SUMMARY) or len(loaded["members"]) != self._members():
-            raise UserError(f"{file}: damaged; resume the run to mend it")
-        summary: dict[str, Any] = loaded
-        return summary
+            return {}
+        found = read_json(file)
+        if not _fits(found, FACTS | {"frozen": FROZEN}):
+            raise UserError(f"{file}: damaged: put it back, or delete it")
+        keys = ("frozen", "wall_seconds", "engine", "machine", "versions", "commit")
+        return {key: found[key] for key in keys if key in found}
 
-    def _members(self) -> int:
-        return len(self.recipe().members())
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder; another process that wants it is refused, a dead one lets it go."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.seek(0)
-                holder = lock.read().strip() or "unknown"
-                raise UserError(
-                    f"{self.path}: another process ({holder}) is training in this folder: "
-                    "wait for it, or choose another --out"
-                ) from None
-            lock.truncate(0)
-            lock.write(f"pid {os.getpid()}")
-            lock.flush()
-            yield
+    def checkpoint(self) -> Checkpoint | None:
+        """The latest checkpoint; None if the run has none yet."""
+        # last.ckpt alone is missing if the machine stopped between two renames.
+        for name in ("last.ckpt", "previous.ckpt"):
+            if (self.checkpoints / name).is_file():
+                saved = self._checkpoint(self.checkpoints / name)
+                self._check_log(saved)
+                return saved
+        return None
 
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that this recipe must not be run in. Touches nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file: choose another --out")
-        if self.recipe_file.is_file():
-            differing = self.recipe().differences(recipe)
-            if differing:
-                raise UserError(
-                    f"{self.path}: holds a run with another recipe (it differs in "
-                    f"{', '.join(differing)}): choose another --out"
-                )
-            if not resume:
-                raise UserError(
-                    f"{self.path}: holds this run already, at epoch {len(self.metrics())}: "
-                    "add --resume to go on, or choose another --out"
-                )
-        elif self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+        if self.begun:
+            self._check_begun(recipe, resume)
+        elif self.path.is_dir() and not all(map(_is_left_over, self.path.iterdir())):
             raise UserError(
                 f"{self.path}: is not empty and not the folder of a run: choose another --out"
             )
         elif resume:
             raise UserError(f"{self.path}: there is no run to resume: leave out --resume")
+        for folder in (self.path, self.checkpoints):
+            for file in folder.iterdir() if folder.is_dir() else ():
+                if file.is_symlink():
+                    raise UserError(link_error(file))
 
-    def write_text(self, name: str, text: str) -> None:
-        _write_atomically(self.path / name, text.encode())
-
-    def write_json(self, name: str, value: Any) -> None:
-        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-    def append_line(self, name: str, value: dict[str, Any]) -> None:
-        _write(self.path / name, f"{json.dumps(_rounded(value))}\n".encode(), "ab")
-
-    def read_lines(self, name: str) -> list[dict[str, Any]]:
-        file = self.path / name
-        if not file.is_file():
-            return []
-        try:
-            return [json.loads(line) for line in file.read_bytes().splitlines()]
-        except ValueError:
-            raise UserError(f"{file}: damaged; resume the run to mend it") from None
-
-    def check_metrics(self, epochs: int) -> None:
-        """Refuse to go on from a checkpoint of so many epochs where their lines are not there, and
-        to begin anew where a run has gone on without one.
-        """
-        file = self.path / "metrics.jsonl"
-        lines = file.read_bytes().splitlines() if file.is_file() else []
-        numbers = [_number(line, "epoch") for line in lines]
-        if epochs == 0 and (len(lines) > 1 or (self.path / "summary.json").is_file()):
-            raise UserError(f"{self.path}: has no checkpoint to go on from: choose another --out")
-        if numbers[:epochs] != list(range(1, epochs + 1)):
+    def _check_begun(self, recipe: Recipe, resume: bool) -> None:
+        differing = self.recipe().differences(recipe)
+        if differing:
             raise UserError(
-                f"{file}: lacks lines of the {epochs} epochs that the checkpoint has: put them "
-                "back, or start the run anew in another folder"
+                f"{self.path}: holds a run with another recipe (it differs in "
+                f"{', '.join(differing)}): choose another --out"
+            )
+        if not resume:
+            raise UserError(
+                f"{self.path}: holds this run already, at epoch {len(self.metrics())}: "
+                "add --resume to go on, or choose another --out"
+            )
+        if not self.verified:
+            raise UserError(
+                f"{self.path}: has no run.json to verify it with, so it can be read but not "
+                "resumed: choose another --out"
             )
 
-    def keep_lines(self, name: str, key: str, limit: int) -> None:
-        """Drop what was written after the checkpoint that a run goes on from."""
-        file = self.path / name
-        if file.is_file():
-            lines = file.read_bytes().splitlines()
-            kept = [line for line in lines if _number(line, key) <= limit]
-            _write_atomically(file, b"".join(line + b"\n" for line in kept))
+    @contextmanager
+    def writing(self, recipe: Recipe, data: Dataset, resume: bool) -> Iterator[RunWriter]:
+        """Hold the folder and write to it; another process that wants to is refused."""
+        with self._held():
+            self.check(recipe, resume)
+            yield RunWriter(self, recipe, data, resume)
 
-    def save_checkpoint(self, content: dict[str, Any]) -> None:
-        self.checkpoints.mkdir(exist_ok=True)
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Lock the folder and a file in it: a file can be deleted, and some network file systems
+        cannot lock a folder. A process that dies lets go.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            raise UserError("run folders need file locks, which Windows lacks: use WSL") from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = self.path / ".lock"
+        if file.is_symlink():
+            raise UserError(link_error(file))
+        descriptors = [os.open(self.path, os.O_RDONLY)]
+        try:
+            descriptors.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
+            for descriptor in descriptors:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    holder = os.read(descriptors[1], 100).decode(errors="replace") or "unknown"
+                    raise UserError(
+                        f"{self.path}: another process ({holder}) is training in this folder: "
+                        "wait for it, or choose another --out"
+                    ) from None
+                except OSError:
+                    if descriptor == descriptors[1]:
+                        raise
+            os.truncate(descriptors[1], 0)
+            os.write(descriptors[1], f"pid {os.getpid()}".encode())
+            yield
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def write_picture(self, name: str, content: bytes) -> Path:
+        write_whole(self.path / name, content)
+        return self.path / name
+
+    def _metrics(self) -> Log:
+        recipe, origin = self.recipe(), self.origin()
+        members = len(recipe.members())
+        root = None if origin is None else _root(recipe, origin["data"])
+
+        def fits(record: Any, number: int) -> bool:
+            return _is_epoch(record, members) and record["epoch"] == number
+
+        return Log(self.path / "metrics.jsonl", root, fits)
+
+    def _remedy(self, log: Log) -> str:
+        """What can be done about metrics that are intact only up to some epoch."""
+        intact, resume = len(log.records), "resume the run to train them again"
+        if self.verified:
+            last, previous = map(self._saved_epoch, ("last.ckpt", "previous.ckpt"))
+            if last is None and previous is None and log.lines == 1:
+                return resume
+            if last is not None and last <= intact:
+                return resume
+            if previous is not None and previous <= intact:
+                return resume if last is None else f"delete checkpoints/last.ckpt and {resume}"
+        return "put the file back, or start the run anew in another folder"
+
+    def _saved_epoch(self, name: str) -> int | None:
+        try:
+            return self._checkpoint(self.checkpoints / name).epoch
+        except (UserError, OSError):
+            return None
+
+    def _check_log(self, saved: Checkpoint) -> None:
+        """Refuse a checkpoint whose epochs are not those of the metrics."""
+        log = self._metrics()
+        if saved.epoch > len(log.records):
+            raise UserError(
+                f"{log.file}: lacks lines of the {saved.epoch} epochs that {saved.file.name} has, "
+                f"or is damaged or edited from epoch {len(log.records) + 1} on: {self._remedy(log)}"
+            )
+        if self.verified and log.after(saved.log or "") != saved.epoch:
+            raise UserError(
+                f"{saved.file}: does not belong to {log.file.name} up to epoch {saved.epoch}: put "
+                "both back, or start the run anew in another folder"
+            )
+
+    def _checkpoint(self, file: Path) -> Checkpoint:
+        header, _, body = file.read_bytes().partition(b"\n")
+        known = parse_json(header)
+        sha256 = known.get("sha256") if isinstance(known, dict) else None
+        anew = "start the run anew in another folder"
+        previous = file.name == "last.ckpt" and (self.checkpoints / "previous.ckpt").is_file()
+        remedy = "delete it to go on from previous.ckpt" if previous else anew
+        if sha256 != hashlib.sha256(body).hexdigest():
+            raise UserError(f"{file}: truncated or edited (its checksum does not match): {remedy}")
+        if known.get("format") not in CHECKPOINT_FORMATS:
+            raise UserError(f"{file}: written in format {known.get('format')}, not known here")
+        damaged = UserError(f"{file}: not a checkpoint of this run, in spite of its hash: {remedy}")
+        try:
+            content = torch.load(io.BytesIO(body), weights_only=True)
+        except Exception:  # of many kinds, from a body that only pretends
+            raise damaged from None
+        if not _fits(content, CHECKPOINT | (LOGS if self.verified else {})):
+            raise damaged
+        saved = recipes.from_toml(content["recipe"].encode(), str(file))
+        recipe = self.recipe()
+        if differing := saved.differences(recipe):
+            raise UserError(
+                f"{file}: was saved with another recipe (it differs in {', '.join(differing)}): "
+                f"put back {self.recipe_file} as it was"
+            )
+        members, living = recipe.members(), list(content["living"])
+        counts = [content["wrong"], content["loss"]]
+        if (
+            content["epoch"] < 0
+            or content["minibatch"] < 0
+            or living != sorted(set(living) & set(range(len(members))))
+            or any(count.shape != (len(members),) for count in counts)
+        ):
+            raise damaged
+        net = recipe.network([members[i] for i in living]) if living else None
+        if net is not None:
+            try:
+                net.load_state_dict(content["parameters"])
+            except (RuntimeError, TypeError, AttributeError):
+                raise damaged from None
+        return Checkpoint(
+            file=file,
+            epoch=content["epoch"],
+            minibatch=content["minibatch"],
+            seconds=content["seconds"],
+            living=living,
+            frozen=list(content["frozen"]),
+            wrong=content["wrong"].double(),
+            loss=content["loss"].double(),
+            net=net,
+            log=content.get("log"),
+            angles_log=content.get("angles_log"),
+        )
+
+
+class RunWriter:
+    """The one process that writes to the folder, from the start of a run or where it was saved."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe, data: Dataset, resume: bool) -> None:
+        self.folder, self.recipe = folder, recipe
+        described = {"name": data.name, "folder": data.folder, **data.fingerprint}
+        self._origin: dict[str, Any] = {"format": FORMAT, "data": described, "sessions": []}
+        self.saved: Checkpoint | None = None
+        if resume:
+            self._origin = folder.origin() or self._origin
+            self._check_data(data)
+            self.saved = folder.checkpoint()
+        root = _root(recipe, self._origin["data"])
+        self._metrics, self._angles = (
+            Log(folder.path / name, root) for name in ("metrics.jsonl", "angles.jsonl")
+        )
+        self._angles_kept = self._check_progress() if resume else 0
+        self._earlier = list(self._origin["sessions"])
+        self._session: dict[str, Any] = {}
+
+    def _check_data(self, data: Dataset) -> None:
+        differing = self.folder.other_data(data)
+        if differing is not None:
+            was, now = self._origin["data"][differing]["sha256"], data.fingerprint[differing]
+            raise UserError(
+                f"{self.folder.path}: was trained on other images (SHA-256 of those to "
+                f"{differing} was {was[:12]}…, is {now['sha256'][:12]}…): give the folder that it "
+                "used with --data, or choose another --out"
+            )
+
+    def _check_progress(self) -> int:
+        """Refuse to go back in the logs, or to where they do not lead. Returns the angles kept."""
+        path, saved = self.folder.path, self.saved
+        if saved is None and (self._metrics.lines > 1 or (path / "summary.json").exists()):
+            raise UserError(f"{path}: has no checkpoint to go on from: choose another --out")
+        begun = saved.epoch + (saved.minibatch > 0) if saved else 0
+        done = max(begun, len(self._metrics.records))
+        if self.recipe.epochs < done:
+            raise UserError(
+                f"epochs: {self.recipe.epochs} are fewer than the {done} that {path} has begun "
+                "already: ask for as many at least"
+            )
+        if saved is None or not self._angles.lines:
+            return 0
+        kept = self._angles.after(saved.angles_log or "")
+        if kept is None:
+            raise UserError(
+                f"{self._angles.file}: damaged or edited after minibatch "
+                f"{self._angles.records[-1]['minibatch'] if self._angles.records else 0}: "
+                "put it back, or delete it"
+            )
+        return kept
+
+    def start(self, session: dict[str, Any]) -> list[dict[str, Any]]:
+        """Go back to what was saved. `session` says what runs now. Returns the metrics so far."""
+        path = self.folder.path
+        self._session = session
+        for left_over in (*path.glob("*.new"), *self.folder.checkpoints.glob("*.new")):
+            left_over.unlink()
+        (path / "summary.json").unlink(missing_ok=True)
+        self._metrics.keep(self.saved.epoch if self.saved else 0)
+        self._angles.keep(self._angles_kept)
+        write_whole(path / "run.json", as_json(self._origin))
+        write_whole(self.folder.recipe_file, self.recipe.to_toml().encode())  # now it is a run
+        return list(self._metrics.records)
+
+    def append(self, record: dict[str, Any]) -> None:
+        self._metrics.append(record)
+
+    def append_angles(self, record: dict[str, Any]) -> None:
+        self._angles.append(record)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint, and what time the run has taken so far."""
+        checkpoints, buffer = self.folder.checkpoints, io.BytesIO()
+        checkpoints.mkdir(exist_ok=True)
+        logs = {"log": self._metrics.head, "angles_log": self._angles.head}
+        torch.save({"recipe": self.recipe.to_toml(), **logs, **state}, buffer)
         body = buffer.getvalue()
-        header = {"format": CHECKPOINT_FORMAT, "sha256": hashlib.sha256(body).hexdigest()}
-        last, previous = self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"
-        new = _write_beside(last, json.dumps(header).encode() + b"\n" + body)
+        header = {"format": CHECKPOINT_FORMATS[-1], "sha256": hashlib.sha256(body).hexdigest()}
+        last, previous = checkpoints / "last.ckpt", checkpoints / "previous.ckpt"
+        new = write_beside(last, json.dumps(header).encode() + b"\n" + body)
         if last.is_file():
             os.replace(last, previous)
         os.replace(new, last)
+        session = {**self._session, "wall_seconds": round(state["seconds"], 3)}
+        self._origin["sessions"] = [*self._earlier, session]
+        write_whole(self.folder.path / "run.json", as_json(self._origin))
 
-    def load_checkpoint(self, recipe: Recipe) -> dict[str, Any] | None:
-        """The last checkpoint, which must be one of this recipe; None if the run has none yet."""
-        # last.ckpt alone is missing if the machine stopped between two renames.
-        for file in (self.checkpoints / "last.ckpt", self.checkpoints / "previous.ckpt"):
-            if file.is_file():
-                saved = self._read_checkpoint(file)
-                differing = recipes.from_toml(saved["recipe"].encode(), str(file)).differences(
-                    recipe
-                )
-                if differing:
-                    raise UserError(
-                        f"{file}: was saved with another recipe (it differs in "
-                        f"{', '.join(differing)}): put back {self.recipe_file} as it was"
-                    )
-                return saved
-        return None
-
-    def _read_checkpoint(self, file: Path) -> dict[str, Any]:
-        header, _, body = file.read_bytes().partition(b"\n")
-        try:
-            known = json.loads(header)
-        except ValueError:
-            known = {}
-        sha256 = known.get("sha256") if isinstance(known, dict) else None
-        if sha256 != hashlib.sha256(body).hexdigest():
-            previous = file.parent / "previous.ckpt"
-            remedy = (
-                f"delete it to go on from {previous.name}"
-                if file.name == "last.ckpt" and previous.is_file()
-                else "start the run anew in another folder"
-            )
-            raise UserError(f"{file}: truncated or edited (its checksum does not match): {remedy}")
-        if known.get("format") != CHECKPOINT_FORMAT:
-            raise UserError(f"{file}: written in format {known.get('format')}, not known here")
-        content: dict[str, Any] = torch.load(io.BytesIO(body), weights_only=True)
-        return content
+    def finish(self) -> None:
+        """Write the summary of a complete run."""
+        write_whole(self.folder.path / "summary.json", as_json(self.folder.summary()))
 
 
-def _rounded(value: Any) -> Any:
-    """Numbers to twelve digits: ends like 10.360000000000001 say nothing, and fill megabytes."""
-    if isinstance(value, float):
-        return float(f"{value:.12g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+def _root(recipe: Recipe, data: dict[str, Any]) -> str:
+    """What the first line of a log goes back to: all that determines the numbers."""
+    told = [recipe.determining(), data["train"], data["test"]]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _fits(value: Any, shape: Any) -> bool:
@@ -238,50 +471,23 @@ def _fits(value: Any, shape: Any) -> bool:
         )
     if isinstance(shape, list):
         return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
-    return isinstance(value, shape)
+    return isinstance(value, shape) and (shape is not int or not isinstance(value, bool))
 
 
-def _is_epoch(record: Any, members: int | None) -> bool:
-    """Whether a line of the metrics has its epoch and, of each quantity, a value a member."""
+def _is_epoch(record: Any, members: int) -> bool:
+    """Whether a line of the metrics has its epoch and, of each quantity, one value per member."""
     if not _fits(record, {"epoch": int, "train_error": [ERROR]}):
         return False
-    width = len(record["train_error"]) if members is None else members
     for key, value in record.items():
         lists = value.values() if key in TABLES and isinstance(value, dict) else [value]
-        if key != "epoch" and not all(_fits(v, [ERROR]) and len(v) == width for v in lists):
+        if key == "frozen":
+            if not _fits(value, FROZEN):
+                return False
+        elif key != "epoch" and not all(_fits(v, [ERROR]) and len(v) == members for v in lists):
             return False
     return True
 
 
-def _number(line: bytes, key: str) -> float:
-    """A half-written line counts as later than any other."""
-    try:
-        return float(json.loads(line)[key])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
-
-
-def _write(file: Path, content: bytes, mode: str) -> None:
-    """Write to the disk; a failure names the file, which a full disk does not."""
-    try:
-        with open(file, mode) as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from None
-
-
-def _write_beside(file: Path, content: bytes) -> Path:
-    """Write what is to replace a file, or leave nothing."""
-    new = file.with_name(f"{file.name}.new")
-    try:
-        _write(new, content, "wb")
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    return new
-
-
-def _write_atomically(file: Path, content: bytes) -> None:
-    os.replace(_write_beside(file, content), file)
+def _is_left_over(file: Path) -> bool:
+    """Whether a run that was killed before it had begun may have left this file."""
+    return file.name in (".lock", "run.json") or file.name.endswith(".new")

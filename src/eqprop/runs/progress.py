@@ -1,49 +1,33 @@
-"""What a person sees of a run while it goes on, and how they stop it."""
+"""What a person sees of a run while it goes on."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from eqprop.runs.folder import RunFolder
+from eqprop.runs.training import Watcher
 
 
-class Progress:
-    """A bar on a terminal, a line an epoch elsewhere, and TensorBoard logs if it is installed."""
+class Progress(Watcher):
+    """A bar and one line per epoch on a terminal.
 
-    def __init__(self, folder: RunFolder, epochs: int, first_epoch: int) -> None:
-        self.stop_requested = False
+    With a folder, also elsewhere one line per epoch, and TensorBoard logs if it is installed.
+    """
+
+    def __init__(self, folder: RunFolder | None, epochs: int, first_epoch: int) -> None:
         self._epochs = epochs
         self._bar: tqdm[Any] | None = None
         self._terminal = sys.stderr.isatty()
-        self._log = _tensorboard(folder, first_epoch)
+        self._silent = folder is None and not self._terminal
+        self._log = None if folder is None else _tensorboard(folder, first_epoch)
         self._started, self._first = time.perf_counter(), first_epoch
-
-    @contextmanager
-    def catching_signals(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) asks the run to stop; the second stops it at once."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.stop_requested:
-                os._exit(130)
-            self.stop_requested = True
-            self._say("stopping after this minibatch; once more to stop at once")
-
-        before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self.close()
 
     def minibatch(self, epoch: int, done: int, of: int, train_error: float) -> None:
         if not self._terminal:
@@ -67,16 +51,16 @@ class Progress:
         done = record["epoch"]
         per_epoch = (time.perf_counter() - self._started) / (done - self._first)
         left = per_epoch * (self._epochs - done)
-        self._say(
+        self.say(
             f"epoch {done}/{self._epochs}: train error {_mean(record['train_error'])}, "
             f"test error {_mean(record.get('test_error', []))}, "
             f"unsettled {100 * _average(record.get('unsettled', [])):.1f} % | "
-            f"{per_epoch:.1f} s an epoch, {_clock(left)} left"
+            f"{per_epoch:.1f} s per epoch, {_clock(left)} left"
         )
         self._write_log(_scalars(record), done)
 
     def frozen(self, entry: dict[str, Any]) -> None:
-        self._say(f"member {entry['member']} (seed {entry['seed']}) is frozen: {entry['reason']}")
+        self.say(f"member {entry['member']} (seed {entry['seed']}) is frozen: {entry['reason']}")
 
     def angles(self, record: dict[str, Any]) -> None:
         known = ((f"angle to BPTT/{i}", a) for i, a in enumerate(record["angle"]) if a is not None)
@@ -103,17 +87,18 @@ class Progress:
             yield self._log
         except OSError as error:
             self._log = None
-            self._say(f"no more TensorBoard logs: {error}")
+            self.say(f"no more TensorBoard logs: {error}")
 
-    def _say(self, line: str) -> None:
-        say(line, sys.stderr if self._terminal else sys.stdout)
+    def say(self, line: str) -> None:
+        if not self._silent:
+            say(line, sys.stderr if self._terminal else sys.stdout)
 
 
 def say(line: str, file: TextIO) -> None:
     try:
         tqdm.write(line, file=file)
         file.flush()
-    except BrokenPipeError:  # nobody reads any more: no reason to stop
+    except OSError:  # nobody reads any more: no reason to stop
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
@@ -128,7 +113,7 @@ def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
 
 def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in record.items():
-        if key == "epoch":
+        if key in ("epoch", "frozen"):
             continue
         for name, members in value.items() if isinstance(value, dict) else (("", value),):
             for i, number in enumerate(members):

@@ -161,13 +161,35 @@ class Recipe:
                 lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
         return "\n".join(lines) + "\n"
 
+    def settings(self) -> dict[str, list[int]]:
+        """The members that differ in their seed alone, by what tells them from the others."""
+        written = [
+            (
+                f"β = {member.beta}",
+                f"Ψ = {member.angle:.12g}°",
+                f"η = ({', '.join(f'{rate:.12g}' for rate in member.learning_rates)})",
+            )
+            for member in self.members()
+        ]
+        varied = [len(set(field)) > 1 for field in zip(*written, strict=True)]
+        groups: dict[str, list[int]] = {}
+        for i, each in enumerate(written):
+            groups.setdefault(", ".join(itertools.compress(each, varied)), []).append(i)
+        return groups
+
     def differences(self, other: Recipe) -> list[str]:
         """The fields in which two recipes differ, but for those that do not change the numbers."""
-        free = {"name", "description", "epochs"}
         mine, theirs = asdict(self), asdict(other)
-        return [key for key in mine if key not in free and mine[key] != theirs[key]]
+        return [key for key in mine if key not in FREE and mine[key] != theirs[key]]
+
+    def determining(self) -> dict[str, Any]:
+        """The fields that change the numbers, but for those that have their default."""
+        given = asdict(self)
+        defaults = {field.name: field.default for field in fields(self)}
+        return {key: v for key, v in given.items() if key not in FREE and v != defaults[key]}
 
 
+FREE = ("name", "description", "epochs")  # what does not change the numbers of an epoch
 _TYPES = {field.name: str(field.type) for field in fields(Recipe)}
 
 
@@ -192,12 +214,21 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    name = Path(source).name.removesuffix(".toml")
     try:
         given = tomllib.loads(content.decode())
+        return parse({"name": name, "description": "", **given, **(overrides or {})}, source)
+    except UserError:
+        raise
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
         raise UserError(f"{source}: not valid TOML: {error}") from None
-    name = Path(source).name.removesuffix(".toml")
-    return parse({"name": name, "description": "", **given, **(overrides or {})}, source)
+    except RecursionError:
+        raise UserError(f"{source}: not valid TOML: nested too deeply") from None
+
+
+def changed(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe with some fields replaced, and checked again."""
+    return parse({**asdict(recipe), **overrides}, recipe.name)
 
 
 def parse(given: Mapping[str, Any], source: str) -> Recipe:
@@ -224,6 +255,8 @@ def _convert(source: str, key: str, expected: str, value: Any) -> Any:
             return _CONVERTERS[kind](value)
         except TypeError:
             continue
+        except OverflowError:
+            raise UserError(f"{source}: {key} must lie below 2⁶³") from None
         except ArithmeticError:
             raise UserError(f"{source}: {key} must be finite, not {value!r}") from None
     words = expected.replace("tuple[", "list of ").replace(", ...]", "").replace(" | None", "")
@@ -237,6 +270,8 @@ def _exactly(*types: type) -> Callable[[Any], Any]:
             raise TypeError
         if isinstance(value, float) and not math.isfinite(value):
             raise ArithmeticError
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise OverflowError
         return value if value is None else types[0](value)
 
     return convert
@@ -275,10 +310,12 @@ def _check(source: str, recipe: Recipe) -> None:
                 f"{source}: {key} {getattr(recipe, key)!r} is unknown: "
                 f"choose one of {', '.join(allowed)}"
             )
-    if not any(map(str.isalnum, recipe.name)) or set(recipe.name) & set("/\\"):
-        raise UserError(
-            f"{source}: name needs a letter or digit, and no / or \\, not {recipe.name!r}"
-        )
+    for key in ("name", "data"):
+        name = getattr(recipe, key)
+        if not any(map(str.isalnum, name)) or set(name) & set("/\\") or not name.isprintable():
+            raise UserError(
+                f"{source}: {key} needs a letter or digit, and no / or \\, not {name!r}"
+            )
     for key in ("epochs", "batch", "seeds", "train_samples", "test_samples"):
         value = getattr(recipe, key)
         if value is not None and value < 1:
@@ -293,6 +330,17 @@ def _check(source: str, recipe: Recipe) -> None:
         raise UserError(f"{source}: angle needs untied weights: set tied=false")
     if not recipe.tied and recipe.rule in ("ep", "continual-ep"):
         raise UserError(f"{source}: rule {recipe.rule} needs tied weights: use vf or continual-vf")
+    for key in ("beta", "angle", "learning_rates"):
+        values = getattr(recipe, key)
+        swept = isinstance(values, tuple)
+        if key == "learning_rates":
+            swept = isinstance(values[0], tuple)
+        twice = [value for value in values if values.count(value) > 1] if swept else []
+        if twice:
+            raise UserError(
+                f"{source}: {key} names {twice[0]} twice: equal settings train the same networks; "
+                "use seeds for more of them"
+            )
     members = recipe.members()
     try:  # the core checks the rest; its errors name the field
         RealTime(recipe.dt, recipe.slope)
@@ -349,5 +397,5 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _scalar(text: str) -> Any:
     try:
         return tomllib.loads(f"v = {text.strip()}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # TOMLDecodeError, or more digits than Python reads
         return text.strip()

@@ -1,4 +1,4 @@
-"""The training loop: epochs of minibatches through an engine, recorded, saved, and resumable.
+"""The training loop: epochs of minibatches through an engine, recorded and resumable.
 
 The order of the data and the signs of β of an epoch depend on a member's seed and the epoch
 alone, so a run that is stopped at any minibatch goes on exactly as if it had not been.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +26,8 @@ from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
 from eqprop.runs import machine
-from eqprop.runs.evaluation import evaluate, weights
-from eqprop.runs.folder import RunFolder
+from eqprop.runs.evaluation import measure, weights
+from eqprop.runs.folder import Checkpoint
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.seeds import generator
 
@@ -34,14 +35,17 @@ SAVE_SHARE = 50  # an epoch's end is saved if that long, in times of the last sa
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; everything up to here is saved."""
+    """A run was asked to stop, and has saved everything up to here."""
+
+    def __init__(self, epoch: int, minibatch: int) -> None:
+        self.epoch, self.minibatch = epoch, minibatch
+        super().__init__(f"stopped in epoch {epoch} after {minibatch} minibatches, saved")
 
 
-class Watcher(Protocol):
-    """Who is told how a run goes, and may ask it to stop."""
+class Watcher:
+    """Is told how a run goes, and may ask it to stop. This one does nothing."""
 
-    @property
-    def stop_requested(self) -> bool: ...
+    stop_requested = False
 
     def minibatch(self, epoch: int, done: int, of: int, train_error: float) -> None: ...
 
@@ -50,6 +54,23 @@ class Watcher(Protocol):
     def frozen(self, entry: dict[str, Any]) -> None: ...
 
     def angles(self, record: dict[str, Any]) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Keeps what must not be lost."""
+
+    def append(self, record: dict[str, Any]) -> None: ...
+
+    def append_angles(self, record: dict[str, Any]) -> None: ...
+
+    def save(self, state: dict[str, Any]) -> None: ...
+
+
+Callback = Callable[[dict[str, Any]], object]  # is given the metrics of an epoch; True stops
 
 
 @dataclass
@@ -64,12 +85,15 @@ class _Position:
 
 
 class Training:
-    """One run of a recipe in its folder."""
+    """One run of a recipe, in memory.
+
+    `metrics` holds one record per complete epoch. `net` are the networks of `living`, the members
+    that are not frozen.
+    """
 
     def __init__(
         self,
         recipe: Recipe,
-        folder: RunFolder,
         data: Dataset,
         *,
         device: str = "cpu",
@@ -78,9 +102,11 @@ class Training:
         angles_every: int | None = None,
         cost: Cost = SquaredError(),  # noqa: B008 (frozen)
     ) -> None:
-        self.recipe, self.folder = recipe, folder
+        self.recipe = recipe
         self.device, self.engine_kind, self.cost = device, engine, cost
         self.angles_every, self.threads = angles_every, threads
+        if angles_every is not None and angles_every < 1:
+            raise UserError(f"angles_every must be 1 or more, not {angles_every}")
         if angles_every and recipe.nudged_steps > recipe.free_steps:
             raise UserError(
                 f"nudged_steps ({recipe.nudged_steps}) must not exceed free_steps "
@@ -90,13 +116,16 @@ class Training:
         self.members = recipe.members()
         self.living = list(range(len(self.members)))
         self.frozen: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, Any]] = []
         self.net = recipe.network(self.members).to(device)
         self.engine = self._make_engine()
+        self.started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
         # now: the sources may change during a long run
         self.where = machine.describe(device, self.engine.threads)
         self.at = self._fresh_position()
         self._saved_at = self._save_took = 0.0
-        self.watcher: Watcher
+        self.watcher = Watcher()
+        self.keeper: Keeper | None = None
 
     def _fresh_position(self) -> _Position:
         zeros = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
@@ -110,63 +139,54 @@ class Training:
             self.recipe, self._living_members(), self.net, self.engine_kind, self.cost, self.threads
         )
 
-    def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
-        saved = self.folder.load_checkpoint(self.recipe)
-        if saved is None:
-            self.folder.check_metrics(0)
-            self.folder.keep_lines("metrics.jsonl", "epoch", 0)
-            self.folder.keep_lines("angles.jsonl", "minibatch", -1)
-            return
-        self.living, self.frozen = list(saved["living"]), list(saved["frozen"])
-        self.at = _Position(
-            saved["epoch"],
-            saved["minibatch"],
-            saved["wrong"].to(self.device),
-            saved["loss"].to(self.device),
-            saved["seconds"],
-        )
-        if self.living:
-            self.net = self.recipe.network(self._living_members()).to(self.device)
-            self.net.load_state_dict(saved["parameters"])
+    def resume(self, saved: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self.living, self.frozen = saved.living, saved.frozen
+        counts = saved.wrong.to(self.device), saved.loss.to(self.device)
+        self.at = _Position(saved.epoch, saved.minibatch, *counts, saved.seconds)
+        if saved.net is not None:
+            self.net = saved.net.to(self.device)
             self.engine = self._make_engine()
-        if self.at.epoch > self.recipe.epochs:
-            raise UserError(
-                f"epochs: {self.recipe.epochs} are fewer than the {self.at.epoch} that "
-                f"{self.folder.path} has already: ask for as many at least"
-            )
-        self.folder.check_metrics(self.at.epoch)
-        self.folder.keep_lines("metrics.jsonl", "epoch", self.at.epoch)
-        done = self.at.epoch * self._minibatches() + self.at.minibatch
-        self.folder.keep_lines("angles.jsonl", "minibatch", done - 1)
 
-    def run(self, watcher: Watcher) -> dict[str, Any]:
-        """Train to the recipe's number of epochs; return the summary."""
-        self.watcher = watcher
+    def facts(self) -> dict[str, Any]:
+        """Where and with what this session runs."""
+        return {"started": self.started, "engine": type(self.engine).__name__, **self.where}
+
+    def run(
+        self,
+        watcher: Watcher | None = None,
+        keeper: Keeper | None = None,
+        callback: Callback | None = None,
+    ) -> None:
+        """Train to the recipe's number of epochs, or until `callback` returns True.
+
+        Raises `Interrupted` where the watcher asks to stop.
+        """
+        self.watcher, self.keeper = watcher or Watcher(), keeper
         started = time.perf_counter() - self.at.seconds
         while self.at.epoch < self.recipe.epochs and self.living:
             for index, signs in self._epoch_plan():
-                with warnings.catch_warnings():  # metrics.jsonl counts what does not settle
+                with warnings.catch_warnings():  # the metrics count what does not settle
                     warnings.simplefilter("ignore", NotSettled)
                     self._learn(index, signs)
                 self.at.seconds = time.perf_counter() - started
                 if self.watcher.stop_requested:
                     self._save()
-                    raise Interrupted
+                    raise Interrupted(self.at.epoch + 1, self.at.minibatch)
                 if not self.living:
                     break
             record = self._finish_epoch()
             self.at.seconds = time.perf_counter() - started
             last = self.at.epoch == self.recipe.epochs or not self.living
             self.watcher.epoch(record, self.at.seconds)
+            enough = callback is not None and callback(record) is True
             stop = self.watcher.stop_requested
-            if last or stop or self._worth_saving():
+            if last or stop or enough or self._worth_saving():
                 self._save()
+            if enough:
+                return
             if stop and not last:
-                raise Interrupted
-        summary = self.summarise()
-        self.folder.write_json("summary.json", summary)
-        return summary
+                raise Interrupted(self.at.epoch + 1, 0)
 
     def _minibatches(self) -> int:
         return math.ceil(len(self.data.train) / self.recipe.batch)
@@ -210,9 +230,9 @@ class Training:
         chosen = index[:, self.living]
         try:
             angles = self._angles(chosen[0])
-            counts = self.engine.run(
-                self.data.train, chosen, None if signs is None else signs[:, self.living]
-            )
+            split = self.data.train
+            learn = self.engine.run if split.is_bytes else self.engine.step_through
+            counts = learn(split, chosen, None if signs is None else signs[:, self.living])
         except NonFinite as failure:
             if len(index) == 1:
                 self._freeze(failure)
@@ -221,7 +241,8 @@ class Training:
                     self._learn(index[m : m + 1], None if signs is None else signs[m : m + 1])
             return
         if angles is not None:
-            self.folder.append_line("angles.jsonl", angles)
+            if self.keeper is not None:
+                self.keeper.append_angles(angles)
             self.watcher.angles(angles)
         self.at.wrong[self.living] += counts.wrong
         self.at.loss[self.living] += counts.loss
@@ -257,12 +278,10 @@ class Training:
         members, E = self._living_members(), self.net.ensemble
         x, y = self.data.train.batch(index, self.net.dtype)
         ours, exact = update_and_gradient(self.net, self.recipe, members, x, y, self.cost)
-        return {
-            "epoch": self.at.epoch + 1,
-            "minibatch": done,
-            "angle": self._spread(angle(ours, exact, E)),
-            "synapses": {name: self._spread(angle(ours[name], exact[name], E)) for name in ours},
-        }
+        synapses = {name: self._spread(angle(ours[name], exact[name], E)) for name in ours}
+        record: dict[str, Any] = {"epoch": self.at.epoch + 1, "minibatch": done}
+        record["angle"], record["synapses"] = self._spread(angle(ours, exact, E)), synapses
+        return dict(_rounded(record))
 
     def _spread(self, values: Tensor | list[float]) -> list[float | None]:
         """Values of the living at their places among all members, None for the frozen."""
@@ -281,7 +300,11 @@ class Training:
                 if isinstance(value, dict)
                 else self._spread(value)
             )
-        self.folder.append_line("metrics.jsonl", record)
+        frozen = [entry for entry in self.frozen if entry["epoch"] == record["epoch"]]
+        record = _rounded(record | ({"frozen": frozen} if frozen else {}))
+        if self.keeper is not None:
+            self.keeper.append(record)
+        self.metrics.append(record)
         seconds, epoch = self.at.seconds, self.at.epoch + 1
         self.at = self._fresh_position()
         self.at.epoch, self.at.seconds = epoch, seconds
@@ -291,7 +314,8 @@ class Training:
         """Test error and health of the living. A member that fails here is frozen, too."""
         while self.living:
             try:
-                test = evaluate(self.engine, self.data.test)
+                steps = self.engine.rule.free_steps
+                test = measure(self.net, self.data.test, steps, self.engine)
                 return {**test.record(), **weights(self.net)}
             except NonFinite as failure:
                 self._freeze(failure)
@@ -304,10 +328,11 @@ class Training:
         return time.perf_counter() - self._saved_at >= SAVE_SHARE * self._save_took
 
     def _save(self) -> None:
+        if self.keeper is None:
+            return
         started = time.perf_counter()
-        self.folder.save_checkpoint(
+        self.keeper.save(
             {
-                "recipe": self.recipe.to_toml(),
                 "epoch": self.at.epoch,
                 "minibatch": self.at.minibatch,
                 "wrong": self.at.wrong.cpu(),
@@ -320,44 +345,6 @@ class Training:
         )
         self._saved_at = time.perf_counter()
         self._save_took = self._saved_at - started
-
-    def summarise(self) -> dict[str, Any]:
-        metrics = self.folder.metrics()
-        tests = [record.get("test_error", [None] * len(self.members)) for record in metrics]
-        members: list[dict[str, Any]] = []
-        for i, member in enumerate(self.members):
-            curve = [
-                (test[i], record["epoch"]) for test, record in zip(tests, metrics, strict=True)
-            ]
-            curve = [(error, epoch) for error, epoch in curve if error is not None]
-            alive = i in self.living
-            best = min(curve, default=(None, None))
-            members.append(
-                {
-                    "seed": member.seed,
-                    "beta": member.beta,
-                    "angle": member.angle,
-                    "learning_rates": list(member.learning_rates),
-                    "frozen": not alive,
-                    "final_test_error": curve[-1][0] if alive and curve else None,
-                    "final_train_error": metrics[-1]["train_error"][i] if alive else None,
-                    "last_ten_test_error": _mean([e for e, _ in curve[-10:]]) if alive else None,
-                    "best_test_error": best[0],
-                    "best_epoch": best[1],
-                }
-            )
-        return {
-            "recipe": self.recipe.name,
-            "epochs": len(metrics),
-            "test_error": _statistics([m["final_test_error"] for m in members]),
-            "train_error": _statistics([m["final_train_error"] for m in members]),
-            "last_ten_test_error": _statistics([m["last_ten_test_error"] for m in members]),
-            "members": members,
-            "frozen": self.frozen,
-            "wall_seconds": round(self.at.seconds, 3),
-            "engine": type(self.engine).__name__,
-            **self.where,
-        }
 
 
 def recipe_engine(
@@ -391,38 +378,37 @@ def update_and_gradient(
     return ours, total_update(net, bptt, x, y, cost)
 
 
-def fitting(data: Dataset, recipe: Recipe) -> Dataset:
-    """The samples that a recipe asks for, of a data set that fits its layers."""
-    train, test = data.train, data.test
+def check_fits(data: Dataset, recipe: Recipe) -> None:
+    """Raise unless the data set has the inputs and classes of the recipe's layers."""
     for which, there, wanted, what in (
         ("first", recipe.layers[0], math.prod(data.image_shape), "pixels"),
-        ("last", recipe.layers[-1], train.classes, "classes"),
+        ("last", recipe.layers[-1], data.train.classes, "classes"),
     ):
         if there != wanted:
             raise UserError(
                 f"layers: the {which} must be {wanted}, the {what} of {data.name}, not {there}"
             )
+
+
+def fitting(data: Dataset, recipe: Recipe) -> Dataset:
+    """The samples that a recipe asks for, of a data set that fits its layers."""
+    check_fits(data, recipe)
+    train, test = data.train, data.test
     for name, split in (("train_samples", train), ("test_samples", test)):
         wanted = getattr(recipe, name)
         if wanted is not None and wanted > len(split):
             raise UserError(f"{name}: {wanted} asked for, but {data.name} has {len(split)}")
-    return Dataset(
-        data.name,
-        train.head(recipe.train_samples or len(train)),
-        test.head(recipe.test_samples or len(test)),
-        data.image_shape,
+    return replace(
+        data,
+        train=train.head(recipe.train_samples or len(train)),
+        test=test.head(recipe.test_samples or len(test)),
     )
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _statistics(values: list[float | None]) -> dict[str, float | int | None]:
-    """Mean and sample standard deviation over the members that are not frozen."""
-    known = torch.tensor([v for v in values if v is not None], dtype=torch.float64)
-    return {
-        "mean": float(known.mean()) if len(known) else None,
-        "std": float(known.std()) if len(known) > 1 else None,
-        "members": len(known),
-    }
+def _rounded(value: Any) -> Any:
+    """Numbers to twelve digits: ends like 10.360000000000001 say nothing, and fill megabytes."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from eqprop.engines.compiling import CannotBuild, cache
+from eqprop.engines.compiling import Cache, CannotBuild
 
 SOURCE = Path(__file__).with_name("kernel.c")
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
@@ -31,28 +31,23 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     key = hashlib.sha256(
         "\0".join([SOURCE.read_text("utf-8"), *flags, _version(compiler), _processor()]).encode()
     ).hexdigest()[:16]
-    file = cache("native") / f"kernel-{key}.so"
-    if not file.is_file():
-        _compile(compiler, flags, file)
+    cache, name = Cache("native"), f"kernel-{key}"
     try:
+        file = cache.find(name, ".so") or cache.store(name, ".so", _compile(compiler, flags))
         return ctypes.CDLL(str(file))
-    except OSError as error:
-        raise CannotBuild(f"{file}: {error}") from None
-
-
-def _compile(compiler: str, flags: list[str], file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            unfinished = Path(folder) / file.name
-            command = [compiler, *flags, "-o", str(unfinished), str(SOURCE)]
-            process = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            if process.returncode:
-                said = (process.stderr.strip().splitlines() or ["no message"])[0]
-                raise CannotBuild(f"{compiler} failed: {said}")
-            os.replace(unfinished, file)
     except (OSError, subprocess.SubprocessError) as error:
         raise CannotBuild(str(error)) from None
+
+
+def _compile(compiler: str, flags: list[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "kernel.so"
+        command = [compiler, *flags, "-o", str(made), str(SOURCE)]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if process.returncode:
+            said = (process.stderr.strip().splitlines() or ["no message"])[0]
+            raise CannotBuild(f"{compiler} failed: {said}")
+        return made.read_bytes()
 
 
 def _compiler() -> str:

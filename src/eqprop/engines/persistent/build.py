@@ -10,16 +10,14 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import site
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from eqprop.engines.compiling import CannotBuild, cache
+from eqprop.engines.compiling import Cache, CannotBuild
 from eqprop.engines.persistent.problem import Problem
 
 SHARED_SIZE, NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
@@ -106,16 +104,13 @@ def compiled(sources: Sequence[Path], constants: Mapping[str, int]) -> Kernel:
 
 @functools.cache
 def _binary(source: str, options: tuple[str, ...]) -> bytes:
-    key = hashlib.sha256("\0".join([source, *options, str(torch.version.cuda)]).encode())
-    file = cache("persistent") / f"{key.hexdigest()[:16]}.cubin"
-    if file.is_file():
+    described = "\0".join([source, *options, str(torch.version.cuda)])
+    cache, key = Cache("persistent"), hashlib.sha256(described.encode()).hexdigest()[:16]
+    if (file := cache.find(key, ".cubin")) is not None:
         return file.read_bytes()
     binary = compile_source(source, options)
     with contextlib.suppress(OSError):  # without a cache it is compiled again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as unfinished:
-            unfinished.write(binary)
-        os.replace(unfinished.name, file)
+        cache.store(key, ".cubin", binary)
     return binary
 
 

@@ -1,0 +1,279 @@
+"""Train, evaluate and load from Python: what the command line does, as functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop import data as datasets
+from eqprop.costs import Cost, SquaredError
+from eqprop.engines import Engine
+from eqprop.network import Network
+from eqprop.runs import recipe as recipes
+from eqprop.runs.evaluation import Evaluation, NothingToTest, measure
+from eqprop.runs.folder import RunFolder, RunWriter
+from eqprop.runs.progress import Progress
+from eqprop.runs.recipe import Member, Recipe, UserError
+from eqprop.runs.signals import stopping
+from eqprop.runs.summary import error_text, summarise
+from eqprop.runs.training import Callback, Training, Watcher, check_fits, fitting, recipe_engine
+from eqprop.splits import Dataset, Samples, Split, dataset_of
+
+Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """What a training run came to. All lists have one entry per network, in the same order.
+
+    `net` are the networks as last saved or trained, one ensemble [E] of the members `living`;
+    None where there are none, since all are frozen or none was saved. They have seen `epoch`
+    epochs and `minibatch` minibatches of the next.
+    """
+
+    recipe: Recipe
+    metrics: list[dict[str, Any]]  # one record per epoch: docs/runs.md
+    summary: dict[str, Any]  # `members`, `settings`, errors, `frozen`, `complete`, machine, …
+    net: Network | None
+    living: list[int]
+    epoch: int
+    minibatch: int
+    folder: Path | None = None
+    data: Dataset | None = None  # that it was trained on, where it has just been
+
+    def __repr__(self) -> str:
+        errors = error_text(self.summary["test_error"])
+        n = len(self.summary["members"])
+        return f"Run({self.recipe.name}, {n} network(s), {self.place}, test error {errors})"
+
+    @property
+    def place(self) -> str:
+        """How far the networks are, in words."""
+        within = f" and {self.minibatch} minibatches" if self.minibatch else ""
+        return f"epoch {self.epoch}{within}"
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Seed, β, angle and learning rates of every network."""
+        return self.recipe.members()
+
+
+def train(
+    recipe: Recipe | str | os.PathLike[str],
+    data: Data | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    epochs: int | None = None,
+    seeds: int | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    callback: Callback | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    engine: str = "auto",
+    threads: int | None = None,
+    angles_every: int | None = None,
+    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+) -> Run:
+    """Train the networks of a recipe.
+
+    Args:
+        recipe: a name from `eqprop recipes`, a TOML file, or a Recipe.
+        data: the recipe's own by default. A name ("mnist"), a folder of idx files, a Dataset, a
+            pair (train, test), or samples that serve as both. Samples are a pair (x, y) of tensors
+            or arrays, x [n, ...] of bytes (read as pixels / 255) or floats, y the classes [n]; or
+            a `torch.utils.data.Dataset`.
+        folder: keep everything there: metrics, checkpoints, logs. Then the folder is locked, and
+            in the main thread Ctrl-C saves and raises `Interrupted`. Without a folder nothing is
+            written, locked or caught.
+        epochs, seeds: instead of the recipe's.
+        device: "cpu" (the default) or "cuda".
+        progress: show a bar on a terminal. Elsewhere, print one line per epoch if there is a
+            folder, and nothing if there is none.
+        callback: is given the metrics of each epoch; the run ends where it returns True.
+        overrides: replace other fields of the recipe, {"beta": 0.3}.
+        resume: go on with the run in `folder`.
+        engine, threads: see `make_engine`.
+        angles_every: every so many minibatches, record the angle to BPTT's gradient in the folder.
+        cost: ℓ(output, y).
+
+    Returns:
+        The run, with its networks, metrics and summary.
+    """
+    chosen = _recipe(recipe, overrides, epochs=epochs, seeds=seeds)
+    there = None if folder is None else RunFolder(os.fspath(folder))
+    if resume and there is None:
+        raise UserError("resume needs a folder")
+    if there is not None and data is None:
+        there.check(chosen, resume)  # before data is looked for
+    found = _dataset(data, chosen, there if resume else None)
+    if data is not None:
+        chosen = replace(chosen, data=found.name)
+    found = fitting(found, chosen)
+    if there is not None:
+        there.check(chosen, resume)
+    training = Training(
+        chosen,
+        found,
+        device=check_device(device),
+        engine=engine,
+        threads=threads,
+        angles_every=angles_every,
+        cost=cost,
+    )
+    with _kept(there, training, found, resume) as keeper:
+        watcher = Progress(there, chosen.epochs, training.at.epoch) if progress else Watcher()
+        try:
+            with _threads_of(training.engine), stopping(watcher) if there else nullcontext():
+                training.run(watcher, keeper, callback)
+        finally:
+            watcher.close()
+        if keeper is not None and summarise(chosen, training.metrics)["complete"]:
+            keeper.finish()
+    facts = {**training.facts(), "wall_seconds": round(training.at.seconds, 3)}
+    return Run(
+        recipe=chosen,
+        metrics=training.metrics,
+        summary={**summarise(chosen, training.metrics), **facts},
+        net=training.net if training.living else None,
+        living=training.living,
+        epoch=training.at.epoch,
+        minibatch=training.at.minibatch,
+        folder=None if there is None else there.path,
+        data=found,
+    )
+
+
+@contextmanager
+def _kept(
+    folder: RunFolder | None, training: Training, data: Dataset, resume: bool
+) -> Iterator[RunWriter | None]:
+    """Hold the folder, if there is one, and bring the training to where it was saved."""
+    if folder is None:
+        yield None
+        return
+    with folder.writing(training.recipe, data, resume) as writer:
+        if writer.saved is not None:
+            training.resume(writer.saved)
+        training.metrics = writer.start(training.facts())
+        yield writer
+
+
+@contextmanager
+def _threads_of(engine: Engine) -> Iterator[None]:
+    """While an engine with threads of its own runs, PyTorch's would wait busily in their way."""
+    before = torch.get_num_threads()
+    try:
+        if engine.threads:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def load(folder: str | os.PathLike[str]) -> Run:
+    """A run from its folder, with its networks as last saved."""
+    there = RunFolder.existing(os.fspath(folder))
+    saved = there.checkpoint()
+    return Run(
+        recipe=there.recipe(),
+        metrics=there.metrics(),
+        summary=there.summary(),
+        net=saved.net if saved else None,
+        living=saved.living if saved else [],
+        epoch=saved.epoch if saved else 0,
+        minibatch=saved.minibatch if saved else 0,
+        folder=there.path,
+    )
+
+
+def evaluate(
+    trained: Run | Network,
+    data: Data | None = None,
+    *,
+    split: str = "test",
+    free_steps: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+) -> Evaluation:
+    """Test networks: relax every sample from zero, and look at the output.
+
+    Args:
+        trained: a run, or a network or ensemble.
+        data: as for `train`; by default that of the run.
+        split: "test" or "train".
+        free_steps: T; by default as in training. A network needs it.
+        device, threads: of a run; a network stays where it is.
+
+    Returns:
+        Errors, losses and more, one value per network: [E], also for a single one.
+    """
+    if split not in ("test", "train"):
+        raise UserError(f"split must be test or train, not {split!r}")
+    if isinstance(trained, Network):
+        if free_steps is None or data is None:
+            raise UserError(
+                "a network needs data and free_steps: evaluate(net, data, free_steps=40)"
+            )
+        found = _dataset(data, None, None, classes=trained.layer_sizes[-1])
+        return measure(trained, _part(found, split, trained), free_steps)
+    recipe, net, folder = trained.recipe, trained.net, trained.folder
+    if net is None:
+        where = f"{folder}: " if folder else ""
+        gone = all(member["frozen"] for member in trained.summary["members"])
+        why = "every member was frozen" if gone else "there is no checkpoint"
+        raise NothingToTest(f"{where}{why}, so no network can be tested")
+    fewest = 2 if recipe.in_turn else 1
+    if free_steps is not None and free_steps < fewest:
+        raise UserError(f"free_steps must be {fewest} or more, not {free_steps}")
+    data = trained.data if data is None else data
+    found = _dataset(data, recipe, RunFolder(folder) if folder else None)
+    if data is None:
+        found = fitting(found, recipe)
+    check_fits(found, recipe)
+    net, members = net.to(check_device(device)), recipe.members()
+    engine = recipe_engine(recipe, [members[i] for i in trained.living], net, threads=threads)
+    with _threads_of(engine):
+        return measure(net, _part(found, split, net), free_steps or recipe.free_steps, engine)
+
+
+def _recipe(
+    given: Recipe | str | os.PathLike[str], overrides: Mapping[str, Any] | None, **more: Any
+) -> Recipe:
+    fields = {**(overrides or {}), **{key: v for key, v in more.items() if v is not None}}
+    if isinstance(given, Recipe):
+        return recipes.changed(given, fields)
+    return recipes.load(os.fspath(given), fields)
+
+
+def _dataset(
+    data: Data | None, recipe: Recipe | None, folder: RunFolder | None, classes: int | None = None
+) -> Dataset:
+    """What was given; or the recipe's own data, from where the run in the folder has it."""
+    if data is None:
+        assert recipe is not None
+        return datasets.load(recipe.data, folder.data_folder() if folder else None)
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data)
+        if path.is_dir():
+            return datasets.load(path.resolve().name, path)
+        return datasets.load(str(data))
+    return dataset_of(data, recipe.layers[-1] if recipe else classes)
+
+
+def _part(data: Dataset, split: str, net: Network) -> Split:
+    chosen = data.test if split == "test" else data.train
+    return chosen.to(next(net.parameters()).device)
+
+
+def check_device(device: str | None) -> str:
+    """The device, "cpu" by default. Raise where it is not there."""
+    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device {device}: PyTorch sees no GPU here: use cpu")
+    return device or "cpu"

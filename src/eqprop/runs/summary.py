@@ -1,0 +1,91 @@
+"""What a run came to, derived from its recipe and its metrics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from eqprop.runs.recipe import Recipe
+
+ERRORS = ("train_error", "test_error", "last_ten_test_error")
+
+
+def summarise(recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The errors of each network (`members`) and of the networks of each setting (`settings`).
+
+    A single network, an ensemble of seeds and a sweep differ in nothing but the lengths of these
+    lists. `complete` says whether there is nothing left to train.
+    """
+    members = [
+        {
+            "seed": member.seed,
+            "beta": member.beta,
+            "angle": member.angle,
+            "learning_rates": list(member.learning_rates),
+            **_of_member(metrics, i),
+        }
+        for i, member in enumerate(recipe.members())
+    ]
+    settings = [
+        {"label": label, "members": chosen, **_statistics([members[i] for i in chosen])}
+        for label, chosen in recipe.settings().items()
+    ]
+    return {
+        "recipe": recipe.name,
+        "epochs": len(metrics),
+        "complete": len(metrics) >= recipe.epochs or all(m["frozen"] for m in members),
+        **_statistics(members),
+        "settings": settings,
+        "members": members,
+        "frozen": [entry for record in metrics for entry in record.get("frozen", ())],
+    }
+
+
+def _of_member(metrics: Sequence[dict[str, Any]], i: int) -> dict[str, Any]:
+    tested = [(record["test_error"][i], record["epoch"]) for record in metrics if _tested(record)]
+    curve = [(error, epoch) for error, epoch in tested if error is not None]
+    frozen = bool(metrics) and (not _tested(metrics[-1]) or tested[-1][0] is None)
+    best = min(curve, default=(None, None))
+    final = None if frozen or not curve else curve[-1][0]
+    ten = [error for error, _ in curve[-10:]]
+    return {
+        "frozen": frozen,
+        "final_test_error": final,
+        "final_train_error": None if final is None else metrics[-1]["train_error"][i],
+        "last_ten_test_error": None if final is None else sum(ten) / len(ten),
+        "best_test_error": best[0],
+        "best_epoch": best[1],
+    }
+
+
+def _tested(record: dict[str, Any]) -> bool:
+    """Not so where every member was frozen before the test."""
+    return "test_error" in record
+
+
+def _statistics(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    keys = ("final_train_error", "final_test_error", "last_ten_test_error")
+    return {
+        name: mean_and_std([m[key] for m in members if m[key] is not None])
+        for name, key in zip(ERRORS, keys, strict=True)
+    }
+
+
+def mean_and_std(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Mean, sample standard deviation (of two and more), and how many values they are of."""
+    known = torch.tensor(values, dtype=torch.float64)
+    return {
+        "mean": float(known.mean()) if len(known) else None,
+        "std": float(known.std()) if len(known) > 1 else None,
+        "members": len(known),
+    }
+
+
+def error_text(of: dict[str, Any]) -> str:
+    """Mean and standard deviation as text: 2.28 ± 0.13 %."""
+    if not of["members"]:
+        return "unknown"
+    spread = "" if of["std"] is None else f" ± {of['std']:.2f}"
+    return f"{of['mean']:.2f}{spread} %"

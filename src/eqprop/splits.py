@@ -1,0 +1,215 @@
+"""Samples to train on and to test on, from files or from what is in memory already."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+
+class DataError(ValueError):
+    """A data set that cannot be had or used: one line that says what is wrong and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images [n, inputs] and their labels [n], integers below `classes`.
+
+    Images are bytes (uint8), read as pixels / 255, or floats, read as they are. Labels are kept as
+    bytes where they fit.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: int
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.classes <= 256:
+            object.__setattr__(self, "labels", self.labels.to(torch.uint8))
+
+    def _check(self) -> None:
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(value, Tensor):
+                raise DataError(f"{name} must be a tensor, not {type(value).__name__}")
+        images, labels, classes = self.images, self.labels, self.classes
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise DataError(f"images must be uint8 or floats, not {images.dtype}")
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise DataError(f"labels must be integers, one class per image, not {labels.dtype}")
+        if images.ndim != 2 or labels.ndim != 1 or len(images) != len(labels):
+            raise DataError(
+                f"images {list(images.shape)} and labels {list(labels.shape)} must have the "
+                "shapes [n, inputs] and [n]"
+            )
+        if images.device != labels.device:
+            raise DataError(f"images are on {images.device}, but labels on {labels.device}")
+        if images.numel() == 0:
+            raise DataError(f"images are empty: {list(images.shape)}")
+        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+            raise DataError(f"classes must be a positive integer, not {classes!r}")
+        if images.device.type == "meta":  # without values
+            return
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            wrong = low if low < 0 else high
+            raise DataError(f"labels hold class {wrong}, but there are {classes} classes")
+        if images.is_floating_point() and not bool(torch.isfinite(images).all()):
+            raise DataError("images contain NaN or infinite values")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether images and labels are bytes, as the kernels of the fast engines read them."""
+        return self.images.dtype == self.labels.dtype == torch.uint8
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """Shape and SHA-256 of the samples, as plain values."""
+        sha256 = hashlib.sha256()
+        for tensor in (self.images, self.labels):
+            sha256.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+        return {
+            "images": list(self.images.shape),
+            "dtype": str(self.images.dtype).removeprefix("torch."),
+            "classes": self.classes,
+            "sha256": sha256.hexdigest(),
+        }
+
+    def head(self, n: int) -> Self:
+        """The first n samples."""
+        if not 1 <= n <= len(self):
+            raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
+        return self if n == len(self) else self._with(self.images[:n], self.labels[:n])
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._with(self.images.to(device), self.labels.to(device))
+
+    def _with(self, images: Tensor, labels: Tensor) -> Self:
+        return replace(self, images=images, labels=labels)
+
+    def batch(self, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Inputs and one-hot targets of the samples at `index` [*, batch].
+
+        Returns x [*, batch, inputs] and y [*, batch, classes].
+        """
+        x = self.images[index].to(dtype)
+        if self.images.dtype == torch.uint8:
+            x = x / 255
+        y = one_hot(self.labels[index].long(), self.classes).to(dtype)
+        return x, y
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A split to train on and one to test on."""
+
+    name: str
+    train: Split
+    test: Split
+    image_shape: tuple[int, ...]
+    folder: str | None = None  # where its files lie, if that was said and not found out
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"train": self.train.fingerprint, "test": self.test.fingerprint}
+
+
+Array = Tensor | np.ndarray[Any, Any]
+Samples = Split | tuple[Array, Array] | torch.utils.data.Dataset[Any]
+
+
+def dataset_of(
+    given: Dataset | Samples | tuple[Samples, Samples], classes: int | None = None
+) -> Dataset:
+    """A data set from samples in memory.
+
+    `given` is a Dataset; or a pair (train, test) of samples; or samples that serve as both. Samples
+    are a Split, a pair (x, y) of arrays or tensors, or a `torch.utils.data.Dataset` of such pairs,
+    which is read as a whole. x is [n, ...] of uint8 (read as pixels / 255) or floats (read as they
+    are), y the classes [n]. Without `classes` there are as many as the largest label says.
+    """
+    if isinstance(given, Dataset):
+        return given
+    both: Any = given
+    train, test = both if _is_pair(both) and not _is_array(both[0]) else (both, both)
+    parts = [_arrays(train)]
+    parts.append(parts[0] if test is train else _arrays(test))
+    shapes = [tuple(images.shape[1:]) for images, _ in parts]
+    if shapes[0] != shapes[1]:
+        raise DataError(f"images to train on are {shapes[0]}, but those to test on {shapes[1]}")
+    if classes is None:
+        classes = 1 + max(int(labels.max()) for _, labels in parts)
+    splits = [Split(images.flatten(1), labels, classes) for images, labels in parts]
+    name = type(train).__name__ if isinstance(train, torch.utils.data.Dataset) else "tensors"
+    return Dataset(name, splits[0], splits[1], shapes[0])
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray))
+
+
+def _arrays(samples: Any) -> tuple[Tensor, Tensor]:
+    """Images [n, ...] and labels [n]."""
+    if isinstance(samples, Split):
+        return samples.images, samples.labels
+    if isinstance(samples, torch.utils.data.Dataset):
+        samples = _read(samples)
+    if not _is_pair(samples) or not _is_array(samples[0]):
+        raise DataError(
+            "data must be a name, a folder, a Dataset, a pair (x, y) of tensors or a pair "
+            f"(train, test) of those, not {type(samples).__name__}"
+        )
+    try:
+        images, labels = torch.as_tensor(samples[0]), torch.as_tensor(samples[1])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"data: {str(error).splitlines()[0]}") from None
+    if images.ndim < 2:
+        raise DataError(f"images have shape {list(images.shape)}, but must be [n, ...]")
+    return images, labels
+
+
+def _read(dataset: torch.utils.data.Dataset[Any]) -> tuple[Tensor, Tensor]:
+    items: Iterable[Any] = (
+        dataset
+        if isinstance(dataset, torch.utils.data.IterableDataset)
+        else (dataset[i] for i in range(_length(dataset)))
+    )
+    images, labels = [], []
+    for number, item in enumerate(items):
+        if not (isinstance(item, Sequence) and len(item) == 2 and _is_array(item[0])):
+            raise DataError(
+                f"item {number} of {type(dataset).__name__} must be a pair (tensor, class): "
+                "give it a transform that makes tensors of images"
+            )
+        images.append(torch.as_tensor(item[0]))
+        labels.append(int(item[1]))
+    if not images:
+        raise DataError(f"{type(dataset).__name__} is empty")
+    if len({(image.shape, image.dtype) for image in images}) > 1:
+        raise DataError(f"{type(dataset).__name__}: its images differ in shape or dtype")
+    return torch.stack(images), torch.tensor(labels)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise DataError(f"{type(dataset).__name__} has no length: give one that has") from None
