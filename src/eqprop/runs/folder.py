@@ -13,7 +13,6 @@ writes them; it is read with `weights_only=True`.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from eqprop.runs import recipe as recipes
+from eqprop.runs.locking import lock as take_lock
 from eqprop.runs.recipe import Recipe, UserError
 
 CHECKPOINT_FORMAT = 1
@@ -94,7 +94,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a+") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(lock)
             except OSError:
                 lock.seek(0)
                 holder = lock.read().strip() or "unknown"
