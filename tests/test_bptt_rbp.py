@@ -265,6 +265,7 @@ def real_time():
     return layered(True, eqprop.RealTime(dt=0.5), "tanh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [primitive, real_time])
 @pytest.mark.parametrize("cost", [cross_entropy, smooth_l1])
 def test_rbp_equals_bptt_for_a_cost_of_the_users_own(make, cost):
@@ -282,6 +283,7 @@ def test_rbp_equals_bptt_for_a_cost_of_the_users_own(make, cost):
     assert_gradients_close(bptt, {name: p.grad for name, p in model.named_parameters()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [primitive, real_time])
 @pytest.mark.parametrize("cost", [cross_entropy, smooth_l1])
 @pytest.mark.parametrize("rule", [eqprop.EP, eqprop.ContinualEP, eqprop.VF, eqprop.ContinualVF])

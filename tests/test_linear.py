@@ -163,6 +163,7 @@ def test_ep_approaches_the_implicit_gradient_at_first_order_in_beta(sizes, batch
         assert fitted_order(betas, errors[name]) == pytest.approx(1, abs=0.05), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", TIMES, ids=str)
 @pytest.mark.parametrize(("sizes", "batch"), SHAPES[1::2])
 def test_ep_averaged_over_both_signs_of_beta_is_of_second_order(sizes, batch, time):

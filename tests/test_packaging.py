@@ -148,6 +148,7 @@ def test_the_citation_names_the_software_and_the_paper():
     assert paper["url"] in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_without_fcntl_everything_imports_and_training_asks_for_wsl(tmp_path, mnist):
     script = (
         "import sys; sys.modules['fcntl'] = None\n"

@@ -17,6 +17,8 @@ from eqprop.paper.item import Results
 from eqprop.runs import session
 from eqprop.runs.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., Any]
 PARTS = ("list", "run", "report")
 REPOSITORY = Path(__file__).parents[1]

@@ -16,6 +16,8 @@ from eqprop.paper.blocks import Block, Chart, Line, Matrix, Panel, Table, Text
 from eqprop.paper.item import Item, Order, Results, Row, State
 from eqprop.runs.recipe import UserError
 
+pytestmark = pytest.mark.slow
+
 NAN = math.nan
 STEPS = tuple(map(float, range(16)))
 

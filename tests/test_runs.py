@@ -26,6 +26,8 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.training import Training
 
+pytestmark = pytest.mark.slow
+
 # An odd number of samples, so that the last minibatch is short; few free steps, so that some
 # samples have not settled; three seeds, and signs of β that differ between them.
 RECIPE = {
