@@ -1,6 +1,5 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
-export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: help setup browser train check bench test quick slow lint types mutation wheel picture clean
 
@@ -55,4 +54,5 @@ picture: setup  ## Draw the figure of the README.
 	$(BIN)/python examples/picture.py
 
 clean:  ## Delete what was installed, built and cached.
+	find src tests benchmarks examples -name __pycache__ -exec rm -rf {} +
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

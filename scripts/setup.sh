@@ -55,7 +55,7 @@ create_environment() {
 
 install() {
     if [ "$tool" = uv ]; then
-        said=$(uv pip install -q --python .venv/bin/python "$@" 2>&1)
+        said=$(uv pip install -q --compile-bytecode --python .venv/bin/python "$@" 2>&1)
     else
         said=$(.venv/bin/python -m pip install -q --disable-pip-version-check "$@" 2>&1)
     fi

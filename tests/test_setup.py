@@ -44,7 +44,7 @@ echo "$*" >>"$UV_CALLS"
 case "$1" in
     venv) exec {python} -m venv --without-pip "$5" ;;
     *) [ -z "${{UV_BREAKS:-}}" ] || exit 2
-       shift 5  # pip install -q --python .venv/bin/python
+       shift 6  # pip install -q --compile-bytecode --python .venv/bin/python
        export PIP_INDEX_URL="$THE_INDEX"
        exec {fresh_venv}/bin/python -m pip --python .venv/bin/python install "$@" ;;
 esac
@@ -199,7 +199,7 @@ def test_uv_is_preferred(machine):
     del machine.environment["PIP_INDEX_URL"]
     said = expect(machine, CPU)
     assert said[1] == "using uv"
-    into = "pip install -q --python .venv/bin/python"
+    into = "pip install -q --compile-bytecode --python .venv/bin/python"
     assert machine.uv_calls() == [
         "venv -q --python python3 .venv",
         f"{into} --no-deps torch==2.13.0+cpu",
