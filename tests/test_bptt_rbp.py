@@ -161,6 +161,7 @@ def test_the_total_of_rbp_is_the_gradient_of_the_implicit_function_theorem(make)
     assert_gradients_close(gradients, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tied, discrete", "untied, real time"])
 def test_the_total_of_rbp_is_the_finite_difference_of_the_loss_at_the_steady_state(name):
     net, (x, y) = NETWORKS[name](), batch()

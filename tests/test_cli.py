@@ -110,6 +110,7 @@ def test_who_reads_no_further_ends_the_output_without_a_word(spawn: Cli) -> None
     process.stdout = None
 
 
+@pytest.mark.slow
 def test_a_users_mistake_shows_no_traceback(spawn: Cli, tmp_path: Path) -> None:
     process = spawn("train", "c-ep-1h", "--out", tmp_path / "run", betta=1)
     printed, complained = process.communicate(timeout=60)
@@ -290,6 +291,7 @@ def test_train_ends_with_a_line_a_setting(cli: Cli, tmp_path: Path) -> None:
     assert re.fullmatch(r"1 epochs, \d+ s", shared)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_show_and_compare_print_and_say_what_is_missing(
     run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -308,6 +308,7 @@ def signs(minibatches, **network):
     return torch.stack(rule.heard)
 
 
+@pytest.mark.slow
 def test_both_signs_of_beta_come_up_half_the_time():
     n = 400
     drawn = signs(n, ensemble=3)

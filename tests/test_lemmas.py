@@ -184,6 +184,7 @@ def test_updates_at_finite_beta_and_eta_are_those_of_the_written_equations(tied,
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @on_all_models
 @pytest.mark.parametrize("beta", [0.1, -0.1])
 def test_continual_updates_approach_those_of_ep_at_first_order_in_eta(make, beta):
