@@ -1,25 +1,15 @@
-PYTHON ?= python3
-TORCH ?= $(if $(filter Darwin,$(shell uname)),2.13.0,2.13.0+cpu)
-TORCH_INDEX ?=
 BIN := .venv/bin
-export PYTHONDONTWRITEBYTECODE := 1
+PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: help setup browser train check bench test lint types unit mutation picture clean
+.PHONY: help setup browser train check bench test quick slow lint types mutation wheel picture clean
 
-help:  ## what each target does
+help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.done  ## make .venv and install everything (does nothing when that is done)
+setup:  ## Create .venv and install everything, unless that is done.
+	@sh scripts/setup.sh
 
-.venv/.done: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	@echo "installing PyTorch $(TORCH)"
-	@$(BIN)/pip install -q "torch==$(TORCH)" numpy -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) || { \
-	  echo "make setup: pip found no CPU build of PyTorch $(TORCH). Name an index that has it (PyTorch's install page does): make setup TORCH_INDEX=...; or take the default build, gigabytes on Linux: make setup TORCH=2.13.0"; exit 1; }
-	$(BIN)/pip install -q -e ".[dev]" -c constraints.txt
-	@touch .venv/.done
-
-browser:  ## a chromium for the tests of the report, if there is none and apt-get can install it
+browser:  ## Install chromium for the tests of the report, if it is missing and apt-get can.
 	@if command -v chromium >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing chromium for the tests of the report"; \
@@ -27,35 +17,42 @@ browser:  ## a chromium for the tests of the report, if there is none and apt-ge
 	  || echo "make browser: apt-get could not install chromium; the tests that need it are skipped"; \
 	else echo "make browser: no chromium, and no apt-get as root to install it; the tests that need it are skipped"; fi
 
-train: setup  ## the main job: train C-EP on MNIST, two networks, half a minute
+train: setup  ## Train two networks with C-EP on MNIST, in half a minute.
 	$(BIN)/eqprop train c-ep-1h --epochs 10 --seeds 2
 
-check: setup  ## hold the paper's four networks against BPTT
+check: setup  ## Compare the learning rules of the paper's four networks with BPTT.
 	$(BIN)/python examples/paper_networks.py
 
-bench: setup  ## parity first, then the engines against each other; results/engines-cpu.json
+bench: setup  ## Check that the engines agree, then measure their speed (results/engines-cpu.json).
 	$(BIN)/pytest tests/test_engines.py
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/scaling.py
 
-test: lint types unit mutation  ## lint, types, tests, and the defects that tests must catch
+test: quick slow mutation  ## Run all checks: quick, then slow, then mutation.
 
-lint: setup
+quick: lint types  ## Run lint, types and the fast tests, in about a minute.
+	$(PYTEST) -m "not slow"
+
+slow: setup browser  ## Run the slow tests.
+	$(PYTEST) -m slow
+
+lint: setup  ## Check style, formatting and import contracts.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: setup
+types: setup  ## Check types.
 	$(BIN)/mypy
 
-unit: setup browser
-	$(BIN)/pytest
-
-mutation: setup
+mutation: setup  ## Plant defects in the sources and check that the tests catch each one.
 	$(BIN)/python tests/mutations.py
 
-picture: setup  ## draw the picture of the README
+wheel: setup  ## Build the wheel and the source distribution into dist/.
+	$(BIN)/python -m build --no-isolation
+
+picture: setup  ## Draw the figure of the README.
 	$(BIN)/python examples/picture.py
 
-clean:  ## remove what was installed and cached
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean:  ## Delete what was installed, built and cached.
+	find src tests benchmarks examples -name __pycache__ -exec rm -rf {} +
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

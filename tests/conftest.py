@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ settings.load_profile("eqprop")
 def mnist() -> Dataset:
     """From wherever this machine has or reaches it; the user's own cache keeps it."""
     return load("mnist")
+
+
+@pytest.fixture(scope="session")
+def fresh_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment for tests to copy: creating one takes seconds."""
+    folder = tmp_path_factory.mktemp("venv") / "fresh"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return folder
 
 
 @dataclass(frozen=True)

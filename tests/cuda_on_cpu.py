@@ -1,15 +1,23 @@
-"""The kernels of engines/persistent compiled for a CPU: see cuda_on_cpu.hpp."""
+"""The kernels of engines/persistent compiled for a CPU: see cuda_on_cpu.hpp.
+
+A compiled kernel is kept in the user's cache under the hash of all that it is made from.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
+from eqprop.engines.compiling import cache
 from eqprop.engines.persistent import FOLDER, PersistentEngine, naive
 from eqprop.engines.persistent.problem import Problem
 
@@ -30,22 +38,56 @@ extern "C" int go(const Problem *p, int clusters, int backwards) {{
 """
 
 
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
+FLAGS = ("-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC")
+MACOS_FLAGS = ("-D_XOPEN_SOURCE=700", "-D_DARWIN_C_SOURCE")  # <ucontext.h> asks for them
+KEPT_DAYS = 30
 
 
 @functools.cache
 def _library(sources: tuple[str, ...], constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
-    key = hashlib.sha256(repr((sources, constants)).encode()).hexdigest()[:16]
-    source, binary = Path(_folder().name) / f"{key}.cpp", Path(_folder().name) / f"{key}.so"
     includes = [f'#include "{name}"' for name in sources if name not in REPLACED]
-    source.write_text(DRIVER.format(includes="\n".join(includes)))
-    flags = [f"-D{name}={value}" for name, value in constants]
-    folders = [f"-I{HERE}", f"-I{FOLDER}"]
-    command = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", *folders, *flags]
-    subprocess.run([COMPILER, *command, "-o", str(binary), str(source)], check=True)
-    return ctypes.CDLL(str(binary))
+    driver = DRIVER.format(includes="\n".join(includes))
+    platform_flags = MACOS_FLAGS if sys.platform == "darwin" else ()
+    flags = [*FLAGS, *platform_flags, *(f"-D{name}={value}" for name, value in constants)]
+    key = hashlib.sha256("\0".join([driver, *flags, *_texts()]).encode()).hexdigest()[:16]
+    return ctypes.CDLL(str(compiled(driver, flags, cache("emulated") / f"{key}.so")))
+
+
+def _texts() -> list[str]:
+    """What a library is compiled from and with, but for the driver and the flags."""
+    files = sorted([HERE / "cuda_on_cpu.hpp", *FOLDER.glob("*.cu"), *FOLDER.glob("*.cuh")])
+    return [
+        _compiler_version(),
+        *(text for file in files for text in (file.name, file.read_text())),
+    ]
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return subprocess.run([COMPILER, "--version"], capture_output=True, text=True).stdout
+
+
+def compiled(driver: str, flags: list[str], file: Path) -> Path:
+    """Compile a driver into a file, unless it is there; one process compiles, others wait."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.is_file():
+            _forget_old_files(file.parent)
+            with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+                source, unfinished = Path(folder) / "driver.cpp", Path(folder) / file.name
+                source.write_text(driver)
+                command = [COMPILER, *flags, f"-I{HERE}", f"-I{FOLDER}", "-o", unfinished, source]
+                subprocess.run(command, check=True)
+                os.replace(unfinished, file)
+    return file
+
+
+def _forget_old_files(folder: Path) -> None:
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for file in (*folder.glob("*.so"), *folder.glob("*.lock")):
+        if file.stat().st_mtime < oldest:
+            file.unlink(missing_ok=True)
 
 
 class Emulated:

@@ -65,6 +65,7 @@ def test_the_hard_sigmoid_has_slope_one_on_the_closed_interval_as_autograd():
     assert torch.equal(sigma.slope(v), autograd_slope(sigma, v))
 
 
+@pytest.mark.slow
 @given(values)
 def test_a_users_function_gets_its_slope_by_differentiation(vs):
     v = torch.tensor(vs, dtype=torch.float64)

@@ -145,6 +145,7 @@ RULES = {
 # time_resolved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("make", [real_time, primitive])
 def test_the_totals_of_a_process_are_the_sums_of_what_the_rule_applies(make, rule):
@@ -160,6 +161,7 @@ def test_the_totals_of_a_process_are_the_sums_of_what_the_rule_applies(make, rul
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [None, 0.1])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_time_resolved_leaves_the_model_as_it_is(rule, rates):

@@ -327,6 +327,7 @@ def test_with_an_asymmetric_jacobian_the_limit_is_not_the_gradient(angle, floor,
         assert eqprop.relative_error(ours[name], expected[name]) > floor, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("angle", [0.0, 45.0, 90.0])
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
 def test_real_time_updates_approach_the_jacobian_process_without_a_transpose(angle, activation):
@@ -493,6 +494,7 @@ def test_vf_is_the_sum_of_the_continual_updates_at_fixed_weights(make, update_sl
         assert vf[name].norm() > 1e-3, f"{name}: nothing to compare"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.1, -0.1])
 @pytest.mark.parametrize(("make", "update_slope"), MODELS.values(), ids=MODELS)
 def test_the_sum_of_the_continual_updates_approaches_vf_at_first_order_in_eta(

@@ -161,6 +161,7 @@ def test_the_total_of_rbp_is_the_gradient_of_the_implicit_function_theorem(make)
     assert_gradients_close(gradients, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tied, discrete", "untied, real time"])
 def test_the_total_of_rbp_is_the_finite_difference_of_the_loss_at_the_steady_state(name):
     net, (x, y) = NETWORKS[name](), batch()
@@ -265,6 +266,7 @@ def real_time():
     return layered(True, eqprop.RealTime(dt=0.5), "tanh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [primitive, real_time])
 @pytest.mark.parametrize("cost", [cross_entropy, smooth_l1])
 def test_rbp_equals_bptt_for_a_cost_of_the_users_own(make, cost):
@@ -282,6 +284,7 @@ def test_rbp_equals_bptt_for_a_cost_of_the_users_own(make, cost):
     assert_gradients_close(bptt, {name: p.grad for name, p in model.named_parameters()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [primitive, real_time])
 @pytest.mark.parametrize("cost", [cross_entropy, smooth_l1])
 @pytest.mark.parametrize("rule", [eqprop.EP, eqprop.ContinualEP, eqprop.VF, eqprop.ContinualVF])

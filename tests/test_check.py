@@ -21,6 +21,8 @@ from eqprop.runs.check import Angles, check
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.seeds import generator
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., Any]
 SMALL = {"layers": "784,24,10"}
 ROUNDING = 0.051  # angles are printed with one decimal

@@ -86,6 +86,7 @@ def assert_drawn(file: Path) -> None:
 # End to end
 
 
+@pytest.mark.slow
 def test_a_user_trains_on_mnist_from_a_shell(spawn: Cli, tmp_path: Path) -> None:
     """Nothing is patched, nothing is small but the budget: a process of its own, full defaults."""
     out = tmp_path / "run"
@@ -102,6 +103,7 @@ def test_a_user_trains_on_mnist_from_a_shell(spawn: Cli, tmp_path: Path) -> None
     assert record["test_error"][0] < 33  # 25.5 of all 10 000, after 100 minibatches
 
 
+@pytest.mark.slow
 def test_who_reads_no_further_ends_the_output_without_a_word(spawn: Cli) -> None:
     process = spawn("recipes")
     process.stdout.close()
@@ -110,6 +112,7 @@ def test_who_reads_no_further_ends_the_output_without_a_word(spawn: Cli) -> None
     process.stdout = None
 
 
+@pytest.mark.slow
 def test_a_users_mistake_shows_no_traceback(spawn: Cli, tmp_path: Path) -> None:
     process = spawn("train", "c-ep-1h", "--out", tmp_path / "run", betta=1)
     printed, complained = process.communicate(timeout=60)
@@ -229,6 +232,7 @@ def test_evaluate_tests_the_other_split_and_other_lengths(run: Path, cli: Cli) -
     assert losses[40] == losses[41]  # settled
 
 
+@pytest.mark.slow
 def test_show_prints_the_epochs_and_draws_three_pictures(run: Path, cli: Cli) -> None:
     for name in ("curves", "health", "confusion"):
         (run / f"{name}.png").unlink(missing_ok=True)
@@ -295,6 +299,7 @@ def test_train_ends_with_a_line_a_setting(cli: Cli, tmp_path: Path) -> None:
     assert re.fullmatch(r"1 epochs, \d+ s", shared)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_show_and_compare_print_and_say_what_is_missing(
     run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

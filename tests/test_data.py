@@ -895,6 +895,7 @@ def test_mnist_has_its_pixels(mnist: Dataset) -> None:
     assert abs(deviation - 0.30811) < 5e-6
 
 
+@pytest.mark.slow
 def test_mnist_passes_its_own_checksums_through_a_mirror(mnist: Dataset) -> None:
     files = real_files(mnist)
     assert checksums(files) == data.KNOWN_SETS["mnist"].md5

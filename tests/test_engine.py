@@ -133,6 +133,7 @@ def test_three_minibatches_are_three_times_the_algorithm_box(name, kind, time):
         assert float((p - start[parameter]).abs().max()) > 1e-4, parameter
 
 
+@pytest.mark.slow
 @every_rule
 def test_a_users_own_phi_trains_by_the_same_boxes(name):
     """Φ is not linear in θ: both terms of Eq. (C-EP) are at θ_t, the latest there is."""
@@ -307,6 +308,7 @@ def signs(minibatches, **network):
     return torch.stack(rule.heard)
 
 
+@pytest.mark.slow
 def test_both_signs_of_beta_come_up_half_the_time():
     n = 400
     drawn = signs(n, ensemble=3)
@@ -487,6 +489,7 @@ LEARNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 def test_every_rule_learns_xor_and_its_opposite_does_not(name):
     """No linear function of x has a loss below ¼. From 0.38, these end below 0.03."""

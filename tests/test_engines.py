@@ -134,6 +134,7 @@ def test_one_minibatch_in_real_time(kind, rule, slope):
     assert_parity(*pair, sizes, 3, 7, 1, TOLERANCES["float64, 1 minibatch"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", DISCRETE_RULES)
 @pytest.mark.parametrize("kind", FAST)
 def test_fifty_minibatches_with_random_signs(kind, rule):
@@ -246,6 +247,7 @@ def test_one_network_without_an_ensemble_axis_a_shared_minibatch_and_no_biases(k
     assert distance(slow, fast) <= TOLERANCES["float64, 1 minibatch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     ["EP", "C-EP", "rescaled C-EP", "VF", "C-VF", "C-VF, own slope", "C-VF, full slope"],
@@ -503,6 +505,7 @@ def test_a_failing_minibatch_in_real_time_is_judged_on_the_input_as_given(kind):
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAST)
 def test_two_epochs_of_mnist_end_within_the_noise_between_seeds(kind, mnist):
     train, test = mnist.train.head(2000), mnist.test.head(2000)

@@ -151,6 +151,7 @@ def test_relaxing_together_is_relaxing_alone(case, in_turn):
             assert int(together.member_steps[index]) == T
 
 
+@pytest.mark.slow
 @given(cases)
 def test_every_rule_reads_the_same_gradients_together_and_alone(case):
     net, (x, y) = case.network(), case.minibatch()
@@ -167,6 +168,7 @@ def test_every_rule_reads_the_same_gradients_together_and_alone(case):
                     close(ours[parameter][index], theirs[parameter])
 
 
+@pytest.mark.slow
 @given(cases)
 def test_every_engine_trains_the_same_networks_together_and_alone(case):
     minibatches = [case.minibatch(key) for key in range(3)]
@@ -188,6 +190,7 @@ def test_every_engine_trains_the_same_networks_together_and_alone(case):
                 assert not torch.equal(p, before)
 
 
+@pytest.mark.slow
 @given(cases, st.data())
 def test_beta_its_sign_and_learning_rates_may_differ_between_members(case, data):
     per_member = st.lists(st.floats(0.1, 0.5), min_size=case.members, max_size=case.members).map(

@@ -14,6 +14,8 @@ import pytest
 
 from eqprop.engines import reference
 
+pytestmark = pytest.mark.slow
+
 BUDGET = {
     "layers": "784,48,10",
     "free_steps": 15,  # enough for so small a network

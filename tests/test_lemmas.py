@@ -184,6 +184,7 @@ def test_updates_at_finite_beta_and_eta_are_those_of_the_written_equations(tied,
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @on_all_models
 @pytest.mark.parametrize("beta", [0.1, -0.1])
 def test_continual_updates_approach_those_of_ep_at_first_order_in_eta(make, beta):
@@ -215,6 +216,7 @@ def test_continual_updates_at_fixed_theta_add_up_to_the_one_update_of_ep(make, b
         assert ep[name].norm() > 1e-3, f"{name}: nothing to compare"
 
 
+@pytest.mark.slow
 @on_gradient_models
 @pytest.mark.parametrize("sign", [1, -1])
 def test_updates_of_ep_approach_the_gradients_of_rbp_at_first_order_in_beta(make, sign):
@@ -228,6 +230,7 @@ def test_updates_of_ep_approach_the_gradients_of_rbp_at_first_order_in_beta(make
     assert_first_order(betas, errors, last_exact=len(model.layer_sizes) - 1)
 
 
+@pytest.mark.slow
 @on_gradient_models
 def test_the_total_of_ep_approaches_the_total_of_rbp_at_first_order_in_beta(make):
     model, (x, y) = make(), batch()
@@ -240,6 +243,7 @@ def test_the_total_of_ep_approaches_the_total_of_rbp_at_first_order_in_beta(make
     assert_first_order(betas, errors, last_exact=-1)
 
 
+@pytest.mark.slow
 @on_all_models
 def test_bptt_and_rbp_are_equal_for_the_steps_in_which_the_state_stood_still(make):
     model, (x, y) = make(), batch()

@@ -123,6 +123,7 @@ def test_relaxation_ends_at_the_solution_of_the_linear_system(sizes, batch, time
     torch.testing.assert_close(state, exact.layers(exact.steady_state(x)), rtol=RTOL, atol=ATOL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [eqprop.RBP, eqprop.BPTT])
 @pytest.mark.parametrize("time", TIMES, ids=str)
 @pytest.mark.parametrize(("sizes", "batch"), SHAPES)
@@ -147,6 +148,7 @@ def test_short_bptt_equals_the_powers_of_the_matrix_step_by_step(sizes, batch):
         assert_gradients_close(synapses, exact.pull_back(x, states[4 - t], nabla_s))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", TIMES, ids=str)
 @pytest.mark.parametrize(("sizes", "batch"), SHAPES[1::2])
 def test_ep_approaches_the_implicit_gradient_at_first_order_in_beta(sizes, batch, time):
@@ -163,6 +165,7 @@ def test_ep_approaches_the_implicit_gradient_at_first_order_in_beta(sizes, batch
         assert fitted_order(betas, errors[name]) == pytest.approx(1, abs=0.05), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", TIMES, ids=str)
 @pytest.mark.parametrize(("sizes", "batch"), SHAPES[1::2])
 def test_ep_averaged_over_both_signs_of_beta_is_of_second_order(sizes, batch, time):

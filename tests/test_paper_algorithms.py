@@ -9,6 +9,8 @@ from eqprop.paper.item import Order, Results
 from eqprop.paper.peak import Peak
 from eqprop.rules import BPTT, EP, RBP, ContinualEP
 
+pytestmark = pytest.mark.slow
+
 (ITEM,) = algorithms.ITEMS
 PHASES = {"beta": 0.1, "free_steps": 40, "nudged_steps": 40}
 SMALL = algorithms.Setting("small", (9, 6, 4), PHASES, PHASES, (0.01, 0.02), exact=False)

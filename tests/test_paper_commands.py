@@ -18,6 +18,8 @@ from eqprop.paper.item import Results
 from eqprop.runs import run as run_module
 from eqprop.runs.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., Any]
 PARTS = ("list", "run", "report")
 REPOSITORY = Path(__file__).parents[1]

@@ -11,6 +11,8 @@ from eqprop.paper.blocks import Chart
 from eqprop.paper.item import Order, Results
 from eqprop.rules import ContinualEP, ContinualVF, Step
 
+pytestmark = pytest.mark.slow
+
 FIGURES = {item.name: item for item in gdd.ITEMS}
 # Tab. "table-hyp-th": figure, Ψ, T, K, β, ε, η
 PUBLISHED = (

@@ -17,6 +17,8 @@ from eqprop.paper.item import Item, Order, Results, Row, State
 from eqprop.paper.sources import Kind, Source
 from eqprop.runs.recipe import UserError
 
+pytestmark = pytest.mark.slow
+
 NAN = math.nan
 STEPS = tuple(map(float, range(16)))
 

@@ -263,6 +263,7 @@ def test_snapshots_are_the_recipe_stopped_before_the_first_divergence() -> None:
         assert full.epochs == 55
 
 
+@pytest.mark.slow
 def test_it_runs_quick_and_a_second_time_changes_nothing(
     mnist: Dataset, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,8 @@ from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import UserError
 from eqprop.runs.training import Interrupted
 
+pytestmark = pytest.mark.slow
+
 MACHINE = {"processor": "a processor", "cores": 2, "device": "cpu"}
 RESULTS_TABLE, FULL, RESCALED = tables.ITEMS
 C_EP, C_VF_1H, C_VF_2H = curves.ITEMS

@@ -17,6 +17,8 @@ from eqprop.engines.persistent import PersistentEngine, limits
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
 from tests.test_engines import DISCRETE_RULES, RULES, TOLERANCES, distance, minibatch
 
+pytestmark = pytest.mark.slow
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 GPU = pytest.param("cuda", marks=needs_gpu)

@@ -25,6 +25,8 @@ from eqprop.engines import native
 from eqprop.runs import recipe as recipes
 from eqprop.runs.training import Training, Watcher
 
+pytestmark = pytest.mark.slow
+
 # An odd number of samples, so that the last minibatch is short; few free steps, so that some
 # samples have not settled; three seeds, and signs of β that differ between them.
 RECIPE = {

@@ -25,6 +25,8 @@ from eqprop.runs import training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 RECIPE = {
     "layers": "784,24,10",
     "learning_rates": "0.01,0.005",
@@ -282,7 +284,7 @@ def test_second_process_is_refused_and_the_first_goes_on(
     assert process.poll() is None
     process.kill()
     process.communicate()
-    done = len(lines(out / "metrics.jsonl"))
+    done = len((out / "metrics.jsonl").read_bytes().splitlines())
     assert resumed(cli, out, epochs=done + 1).code == 0  # a dead process holds no lock
 
 

@@ -291,6 +291,7 @@ def test_the_discrete_deviation_of_the_neurons_stays_and_is_bounded_by_the_sprea
     assert (apart[1:4].amax(0) > 0.01 * limit.error.norm(dim=-1)).all(), "nothing deviates"
 
 
+@pytest.mark.slow
 @on_discrete_networks
 def test_the_discrete_deviation_of_the_synapses_is_a_change_of_the_loss(sizes, activation):
     # v(t) = (DW)ᵗ e and D u(t) = (DW)ᵗ D e: the synapses follow BPTT exactly, for the error e/σ'

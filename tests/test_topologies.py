@@ -348,6 +348,7 @@ def loss(net, x, y, steps=30):
     return float(((output - y) ** 2).sum(-1).mean())
 
 
+@pytest.mark.slow
 def test_a_network_of_tied_and_untied_synapses_trains_with_continual_vf():
     net = a_network(mixed, REAL_TIME)
     x, _, _ = a_minibatch(net)
