@@ -24,6 +24,12 @@ supported() {
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null
 }
 
+version_of() { "$1" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null; }
+
+has_the_python_asked_for() {
+    [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of .venv/bin/python)" ]
+}
+
 find_python() {
     for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
         supported "$candidate" && echo "$candidate" && return
@@ -32,7 +38,8 @@ find_python() {
 
 finished() {
     [ -x .venv/bin/python ] && [ "$(sed -n 1p .venv/.done 2>/dev/null)" = "$state" ] &&
-        { [ -z "${TORCH:-}" ] || [ "$(sed -n 2p .venv/.done)" = "$TORCH" ]; }
+        { [ -z "${TORCH:-}" ] || [ "$(sed -n 2p .venv/.done)" = "$TORCH" ]; } &&
+        has_the_python_asked_for
 }
 
 # uv does not read pip's configuration. Where only pip knows which index to use, uv would ask another.
@@ -43,11 +50,13 @@ only_pip_is_configured() {
         ! grep -Eqs 'index|find-links' /etc/uv/uv.toml "${XDG_CONFIG_HOME:-$HOME/.config}/uv/uv.toml"
 }
 
+usable_environment() { supported .venv/bin/python && has_the_python_asked_for; }
+
 create_environment() {
     if [ "$tool" = uv ]; then
-        supported .venv/bin/python || UV_VENV_CLEAR=1 uv venv -q --python "$python" .venv
+        usable_environment || UV_VENV_CLEAR=1 uv venv -q --python "$python" .venv
     else
-        { supported .venv/bin/python && .venv/bin/python -m pip --version; } >/dev/null 2>&1 ||
+        { usable_environment && .venv/bin/python -m pip --version; } >/dev/null 2>&1 ||
             "$python" -m venv --clear .venv >/dev/null ||
             fail "$python cannot create .venv: on Debian and Ubuntu, apt install python3-venv"
     fi
@@ -102,7 +111,6 @@ rm -f .venv/.done
 python=$(find_python)
 [ -n "$python" ] || fail "eqprop needs Python 3.11 to 3.14, which ${PYTHON:-python3} is not:" \
     "install one, or name one with make setup PYTHON=/path/to/python"
-say "installing into .venv with $("$python" --version)"
 tool=pip
 if command -v uv >/dev/null; then
     if only_pip_is_configured; then
@@ -116,4 +124,4 @@ fi
 [ "$tool" = uv ] || install_all ||
     fail "$(echo "$said" | grep -i error | tail -n 1). Is this machine online? $log has the details"
 printf '%s\n%s\n' "$state" "$(installed_torch)" >.venv/.done
-say "done: PyTorch $(installed_torch) in .venv"
+say "done: .venv has Python $(version_of .venv/bin/python) and PyTorch $(installed_torch)"

@@ -139,7 +139,9 @@ def expect(machine: Machine, build: str, **variables: str) -> list[str]:
     assert machine.finished
     lines = process.stdout.splitlines()
     assert all(line.startswith("setup: ") for line in lines)
-    assert not lines or lines[-1] == f"setup: done: PyTorch {build} in .venv"
+    python = "{}.{}".format(*sys.version_info)
+    end = f"setup: done: .venv has Python {python} and PyTorch {build}"
+    assert not lines or lines[-1] == end
     return [line.removeprefix("setup: ") for line in lines]
 
 
@@ -154,7 +156,7 @@ def test_the_cpu_build_of_the_configured_index_comes_first(machine):
     machine.offer("configured", CPU, DEFAULT)
     machine.offer("pytorch", CPU)
     said = expect(machine, CPU)
-    assert said[1:-1] == [
+    assert said[:-1] == [
         "installing PyTorch 2.13.0: the CPU build, from the configured package index",
         "installing eqprop and its development tools",
     ]
@@ -165,7 +167,7 @@ def test_then_the_cpu_build_of_pytorchs_own_index(machine):
     machine.offer("pytorch", CPU)
     said = expect(machine, CPU)
     index = machine.environment["TORCH_INDEX"]
-    assert said[2] == f"not found; trying the CPU build from PyTorch's own index, {index}"
+    assert said[1] == f"not found; trying the CPU build from PyTorch's own index, {index}"
 
 
 def test_then_the_default_build(machine):
@@ -173,8 +175,8 @@ def test_then_the_default_build(machine):
     del machine.environment["TORCH_INDEX"]
     unreachable = {"https_proxy": "http://127.0.0.1:9"}
     said = expect(machine, DEFAULT, **unreachable)
-    assert said[2].endswith("PyTorch's own index, https://download.pytorch.org/whl/cpu")
-    assert said[3].startswith("not found; trying the default build")
+    assert said[1].endswith("PyTorch's own index, https://download.pytorch.org/whl/cpu")
+    assert said[2].startswith("not found; trying the default build")
 
 
 def test_macos_has_one_build(machine):
@@ -182,13 +184,13 @@ def test_macos_has_one_build(machine):
     machine.offer("configured", DEFAULT)
     machine.offer("pytorch", CPU)
     said = expect(machine, DEFAULT)
-    assert said[1] == "installing PyTorch 2.13.0"
+    assert said[0] == "installing PyTorch 2.13.0"
 
 
 def test_a_build_that_is_asked_for_replaces_another(machine):
     machine.offer("configured", CPU, DEFAULT)
     expect(machine, CPU)
-    assert expect(machine, DEFAULT, TORCH=DEFAULT)[1] == "installing PyTorch 2.13.0"
+    assert expect(machine, DEFAULT, TORCH=DEFAULT)[0] == "installing PyTorch 2.13.0"
     assert expect(machine, DEFAULT, TORCH=DEFAULT) == []
     assert expect(machine, DEFAULT) == []
 
@@ -198,7 +200,7 @@ def test_uv_is_preferred(machine):
     machine.offer("configured", CPU)
     del machine.environment["PIP_INDEX_URL"]
     said = expect(machine, CPU)
-    assert said[1] == "using uv"
+    assert said[0] == "using uv"
     into = "pip install -q --compile-bytecode --python .venv/bin/python"
     assert machine.uv_calls() == [
         "venv -q --python python3 .venv",
@@ -211,7 +213,7 @@ def test_pip_is_used_where_only_pip_is_told_which_index_to_ask(machine):
     machine.add_command("uv", UV)
     machine.offer("configured", CPU)
     said = expect(machine, CPU)
-    assert said[1] == "using pip, not uv: only pip has a package index configured"
+    assert said[0] == "using pip, not uv: only pip has a package index configured"
     assert machine.uv_calls() == []
 
 
@@ -267,7 +269,7 @@ def test_a_second_run_does_nothing_until_something_changes(machine):
     assert expect(machine, CPU) == []
     with open(machine.project / "pyproject.toml", "a") as file:
         file.write("# changed\n")
-    assert expect(machine, CPU)[1:-1] == ["installing eqprop and its development tools"]
+    assert expect(machine, CPU)[:-1] == ["installing eqprop and its development tools"]
     (machine.project / "constraints.txt").write_text("torch==2.14.0\n")
     expect_error(machine.setup())
     assert not machine.finished
@@ -277,3 +279,17 @@ def test_a_second_run_does_nothing_until_something_changes(machine):
     python.unlink()
     python.symlink_to("nothing")  # the Python that .venv was made with is gone
     assert expect(machine, "2.14.0+cpu") != []
+
+
+def test_another_python_that_is_asked_for_gets_a_new_environment(machine):
+    machine.offer("configured", CPU)
+    expect(machine, CPU)
+    version = "{}.{}".format(*sys.version_info)
+    another = PYTHON.replace(
+        "*)", f'"-c import sys; print"*) echo 3.{sys.version_info.minor + 1} ;;\n    *)'
+    )
+    machine.add_command("another", another)
+    assert expect(machine, CPU, PYTHON="python3") == []
+    assert expect(machine, CPU, PYTHON="another")[-1].startswith(
+        f"done: .venv has Python {version}"
+    )
