@@ -318,8 +318,11 @@ def test_importing_eqprop_brings_the_runs() -> None:
 
 
 def test_the_example_of_the_documentation_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mnist: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the first images of MNIST."""
+    few = Dataset("mnist", mnist.train.head(500), mnist.test.head(200), (28, 28))
+    monkeypatch.setattr(eqprop.data, "load", lambda *_: few)
     text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -132,8 +132,12 @@ def train(
         try:
             with _threads_of(training.engine), stopping(watcher) if there else nullcontext():
                 training.run(watcher, keeper, callback)
-        finally:
+        except KeyboardInterrupt:
+            raise  # at once: a log that was caught half-way would not close
+        except BaseException:
             watcher.close()
+            raise
+        watcher.close()
         if keeper is not None and summarise(chosen, training.metrics)["complete"]:
             keeper.finish()
     facts = {**training.facts(), "wall_seconds": round(training.at.seconds, 3)}
