@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from eqprop.engines.compiling import cache
+from eqprop.engines.compiling import Cache
 from eqprop.engines.persistent import FOLDER, PersistentEngine, naive
 from eqprop.engines.persistent.problem import Problem
 
@@ -50,7 +50,7 @@ def _library(sources: tuple[str, ...], constants: tuple[tuple[str, int], ...]) -
     platform_flags = MACOS_FLAGS if sys.platform == "darwin" else ()
     flags = [*FLAGS, *platform_flags, *(f"-D{name}={value}" for name, value in constants)]
     key = hashlib.sha256("\0".join([driver, *flags, *_texts()]).encode()).hexdigest()[:16]
-    return ctypes.CDLL(str(compiled(driver, flags, cache("emulated") / f"{key}.so")))
+    return ctypes.CDLL(str(compiled(driver, flags, Cache("emulated").folder / f"{key}.so")))
 
 
 def _texts() -> list[str]:
