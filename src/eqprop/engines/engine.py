@@ -297,10 +297,10 @@ class Engine(ABC):
         """
         before = [(p, p.clone()) for p in self.model.parameters()] if copy else []
 
-        @torch.no_grad()
         def restore() -> None:
-            for parameter, value in before:
-                parameter.copy_(value)
+            with torch.no_grad():
+                for parameter, value in before:
+                    parameter.copy_(value)
 
         try:
             yield restore

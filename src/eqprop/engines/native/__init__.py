@@ -250,8 +250,7 @@ class NativeEngine(Engine):
                 held.append(None if parameter is None else parameter.detach())
                 target[k] = None if parameter is None else held[-1].data_ptr()
         p.scratch = self._scratch_at(p)
-        getattr(self._library, function)(ctypes.byref(p))
-        if bool(failed.any()):
+        if getattr(self._library, function)(ctypes.byref(p)):
             return None
         return Relaxation(
             state=state,

@@ -39,7 +39,7 @@
 #define MAX_LAYERS 8
 #define MAX_THREADS 256
 #define STRIP (8 * V) /* columns of the input weights that one thread reads at a time */
-#define SLAB 98       /* rows of them that stay in the cache meanwhile */
+#define AHEAD 32      /* rows of them that are asked for before they are needed */
 #define ROWS 98       /* rows of them that one thread moves at a time */
 
 #ifdef DOUBLE
@@ -179,14 +179,19 @@ typedef struct {
     real alpha;
 } Product;
 
-INLINE void block(const int rows, const int cols, const int transposed, Product p, int i, int j) {
+/* `far`: the input weights, as W or (transposed) as C, lie beyond the cache: ask for them ahead. */
+INLINE void block(const int rows, const int cols, const int transposed, const int far, Product p, int i, int j) {
     const real *A = p.A + (transposed ? i : i * p.lda), *W = p.W + j, *base = p.base ? p.base + i * p.ld + j : 0;
     real *C = p.C + i * p.ld + j;
     vec sum[MR][NR];
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < cols; c++) sum[r][c] = (vec){0};
+        for (int c = 0; c < cols; c++) {
+            sum[r][c] = (vec){0};
+            if (far && transposed) __builtin_prefetch(C + r * p.ld + c * V, 1);
+        }
     for (int k = 0; k < p.K; k++) {
         vec w[NR];
+        for (int c = 0; c < cols && far && !transposed; c++) __builtin_prefetch(W + (k + AHEAD) * p.ldw + c * V);
         for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * p.ldw + c * V);
         for (int r = 0; r < rows; r++) {
             real a = A[transposed ? k * p.lda + r : r * p.lda + k];
@@ -201,7 +206,7 @@ INLINE void block(const int rows, const int cols, const int transposed, Product 
         }
 }
 
-#define CASE(m) case m: block(m, cols, transposed, p, r, j); break;
+#define CASE(m) case m: block(m, cols, transposed, far, p, r, j); break;
 #if MR == 10
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
 #else
@@ -209,8 +214,8 @@ INLINE void block(const int rows, const int cols, const int transposed, Product 
 #endif
 /* Rows i to `end` of the columns from j on. `sigmoid`: C = σ(base + alpha · A · W), and `seen`
    what was not finite before. */
-INLINE void panel(const int cols, const int transposed, const int sigmoid, Product p, int i, int end, int j,
-                  vec *seen) {
+INLINE void panel(const int cols, const int transposed, const int sigmoid, const int far, Product p, int i, int end,
+                  int j, vec *seen) {
     for (int r = i; r < end; r += MR)
         switch (end - r < MR ? end - r : MR) { CASES }
     for (int r = i; sigmoid && r < end; r++)
@@ -222,20 +227,22 @@ INLINE void panel(const int cols, const int transposed, const int sigmoid, Produ
 }
 
 /* Columns up to n, in whole vectors. Of W and C, the larger is gone through once. */
-INLINE vec panels(const int transposed, const int sigmoid, int m, int n, Product p) {
+INLINE vec panels(const int transposed, const int sigmoid, const int far, int m, int n, Product p) {
     vec seen = {0};
     int at_once = p.K < m ? MR : m;
     for (int i = 0; i < m; i += at_once) {
         int end = m - i < at_once ? m : i + at_once, j = 0;
-        for (; j + NR * V <= n; j += NR * V) panel(NR, transposed, sigmoid, p, i, end, j, &seen);
-        for (; j < n; j += V) panel(1, transposed, sigmoid, p, i, end, j, &seen);
+        for (; j + NR * V <= n; j += NR * V) panel(NR, transposed, sigmoid, far, p, i, end, j, &seen);
+        for (; j < n; j += V) panel(1, transposed, sigmoid, far, p, i, end, j, &seen);
     }
     return seen;
 }
 
-static void multiply(int m, int n, Product p) { panels(0, 0, m, n, p); }
-static void multiply_transposed(int m, int n, Product p) { panels(1, 0, m, n, p); } /* Aᵀ · W */
-static vec multiply_and_activate(int m, int n, Product p) { return panels(0, 1, m, n, p); }
+static void multiply(int m, int n, Product p) { panels(0, 0, 0, m, n, p); }
+static void multiply_transposed(int m, int n, Product p) { panels(1, 0, 0, m, n, p); } /* Aᵀ · W */
+static vec multiply_and_activate(int m, int n, Product p) { return panels(0, 1, 0, m, n, p); }
+static void multiply_far(int m, int n, Product p) { panels(0, 0, 1, m, n, p); }
+static void multiply_transposed_far(int m, int n, Product p) { panels(1, 0, 1, m, n, p); }
 
 /* C = base + A · Bᵀ, for rows [i, i + DOTS) of A and [j, j + DOTS) of B */
 static void dot_block(int m, int n, int K, const real *A, long lda, const real *B, long ldb,
@@ -537,10 +544,7 @@ static void drive_strip(Member *m, int strip) {
         }
         return;
     }
-    for (long i = 0; i < inputs; i += SLAB) {
-        int slab = inputs - i < SLAB ? inputs - i : SLAB;
-        multiply(m->B, whole, (Product){m->x + i, inputs, w + i * n, n, to, to, ld, slab, 1});
-    }
+    multiply_far(m->B, whole, (Product){m->x, inputs, w, n, to, to, ld, inputs, 1});
     for (int b = 0; b < m->B; b++)
         for (long c = whole; c < width; c++) { /* beyond the last whole vector of a row lies the next */
             real sum = 0;
@@ -950,7 +954,7 @@ static void move_rows(Member *m, int part) {
     real c = coefficient(m, p->rate[0]);
     if (c == 0) return;
     if (*m->dense)
-        multiply_transposed(end - first, whole,
+        multiply_transposed_far(end - first, whole,
                             (Product){m->x + first, inputs, R, ld, w + first * n, w + first * n, n, m->B, c});
     for (long i = first; i < end; i++) {
         if (*m->dense) {
@@ -1023,12 +1027,15 @@ typedef struct {
     long taken, finished; /* parts of this stage, of all members */
 } Shift;
 
-static void next_stage(Shift *shift) {
-    const Problem *p = shift->p;
-    shift->stage++;
-    shift->taken = shift->finished = 0;
+static int any_failed(const Problem *p) {
     for (int e = 0; e < p->members; e++)
-        if (p->failed[e]) shift->stage = STAGES; /* nothing moves */
+        if (p->failed[e]) return 1;
+    return 0;
+}
+
+static void next_stage(Shift *shift) {
+    shift->stage = any_failed(shift->p) ? STAGES : shift->stage + 1; /* where one fails, none moves */
+    shift->taken = shift->finished = 0;
     pthread_cond_broadcast(&shift->changed);
 }
 
@@ -1060,11 +1067,12 @@ static void *stage_worker(void *argument) {
     return 0;
 }
 
-/* One minibatch; without nudged steps, its free phase. */
-void step(const Problem *p) {
+/* One minibatch; without nudged steps, its free phase. Returns whether a member failed. */
+int step(const Problem *p) {
     Shift shift = {p, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{0}}, 0, 0, 0};
     list_stages(p, shift.stages);
     share(p, (long)p->members * strips(p), stage_worker, &shift);
+    return any_failed(p);
 }
 
 /* ---- many minibatches of all members ----
@@ -1123,9 +1131,10 @@ static void *member_worker(void *argument) {
     return 0;
 }
 
-void learn(const Problem *p) {
+int learn(const Problem *p) {
     Queue queue = {p, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, p->progress, p->progress + p->members};
     share(p, p->members, member_worker, &queue);
+    return any_failed(p);
 }
 
 size_t problem_bytes(void) { return sizeof(Problem); }
