@@ -18,7 +18,8 @@ from eqprop import __version__
 from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
-from eqprop.engines import KINDS
+from eqprop.engines import KINDS, MAX_THREADS
+from eqprop.memory import NotEnoughMemory
 from eqprop.paper import commands as paper
 from eqprop.runs import figures, session
 from eqprop.runs import recipe as recipes
@@ -36,14 +37,14 @@ OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        if options.threads is not None and options.threads < 1:
-            raise UserError(f"--threads must be 1 or more, not {options.threads}")
+        if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
+            raise UserError(f"--threads must be 1 to {MAX_THREADS}, not {options.threads}")
         torch.set_num_threads(options.threads or 1)  # small tensors are faster on one
         command: Callable[[argparse.Namespace], int] = options.command
         code = command(options)
         sys.stdout.flush()
         return code
-    except (UserError, datasets.DataError, NonFinite) as error:
+    except (UserError, datasets.DataError, NonFinite, NotEnoughMemory) as error:
         message = str(error)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,6 +24,21 @@ def require(size: int, purpose: str, device: torch.device | str = "cpu") -> None
             f"{purpose} would need {_text(size)} of memory, but {torch.device(device).type} has "
             f"{_text(there)}: make the network, the ensemble or the batch smaller"
         )
+
+
+@contextmanager
+def enough_for(purpose: str) -> Iterator[None]:
+    """Raise `NotEnoughMemory` in the place of what an allocation in the body fails with."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        refused = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not refused and "can't allocate memory" not in str(error):
+            raise
+        raise NotEnoughMemory(
+            f"{purpose} needs more memory than there is: make the network, the ensemble or the "
+            "batch smaller"
+        ) from None
 
 
 def available(device: torch.device | str = "cpu") -> int | None:

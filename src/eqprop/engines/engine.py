@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eqprop import memory
 from eqprop.costs import Cost, SquaredError
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
@@ -200,7 +201,7 @@ class Engine(ABC):
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """One call at a time, on parameters that the engine was made for, outside autograd."""
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), memory.enough_for("a call of the engine"):
             self.check_parameters()
             yield
 

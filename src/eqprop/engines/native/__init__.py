@@ -80,7 +80,10 @@ class _Problem(ctypes.Structure):
             for name in ("images", "labels", "index", "pixel", "wrong", "loss", "beta")
         ),
         *((name, _pointers) for name in ("rate", "back_rate", "bias_rate", "state")),
-        *((name, ctypes.c_void_p) for name in ("residual", "steps", "failed", "progress", "scratch")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("residual", "steps", "failed", "progress", "scratch")
+        ),
     )
 
 
@@ -238,7 +241,7 @@ class NativeEngine(Engine):
         p.batch = B
         p.free_steps, p.nudged_steps = free_steps, nudged_steps
         p.residual, p.steps, p.failed = residual.data_ptr(), steps.data_ptr(), failed.data_ptr()
-        held = []  # what the kernel works on lives until it is done, whatever others do meanwhile
+        held: list[Tensor] = []  # it lives until the kernel is done, whatever others do meanwhile
         for k, synapse in enumerate(net.synapses):
             p.state[k] = state[k].data_ptr()
             for field, target in (
@@ -247,7 +250,8 @@ class NativeEngine(Engine):
                 ("bias", p.bias),
             ):
                 parameter = getattr(synapse, field)
-                held.append(None if parameter is None else parameter.detach())
+                if parameter is not None:
+                    held.append(parameter.detach())
                 target[k] = None if parameter is None else held[-1].data_ptr()
         p.scratch = self._scratch_at(p)
         if getattr(self._library, function)(ctypes.byref(p)):
