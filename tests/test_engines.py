@@ -82,10 +82,13 @@ def build_pair(kind, rule, sizes, members, dtype=torch.float64, time=None, angle
     return slow, eqprop.make_engine(other, cls(**options), rates, kind)
 
 
-def minibatch(seed, sizes, members, batch, dtype=torch.float64):
+def minibatch(seed, sizes, members, batch, dtype=torch.float64, share=None):
+    """`share` of the inputs is not zero; by default few and most of them in turn, since engines
+    may treat the two differently."""
     source = torch.Generator().manual_seed(seed)
+    shares = torch.tensor([share or (0.9, 0.3)[(seed + e) % 2] for e in range(members)])
     x = torch.rand(members, batch, sizes[0], generator=source, dtype=torch.float64)
-    x = x * (torch.rand(members, batch, sizes[0], generator=source) < 0.6)
+    x = x * (torch.rand(members, batch, sizes[0], generator=source) < shares[:, None, None])
     y = torch.rand(members, batch, sizes[-1], generator=source, dtype=torch.float64)
     return x.to(dtype), y.to(dtype)
 
@@ -123,6 +126,17 @@ def test_one_minibatch_in_discrete_time(kind, rule, sizes, batch, members):
         pair = build_pair(kind, rule, sizes, members, beta=beta, free_steps=steps)
         tolerance = TOLERANCES["float64, 1 minibatch"]
         assert_parity(*pair, sizes, members, batch, 1, tolerance)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+@pytest.mark.parametrize(("sizes", "batch", "members"), [*SHAPES, ((150, 200, 10), 20, 3)])
+@pytest.mark.parametrize("kind", FAST)
+def test_inputs_that_are_mostly_zero_and_inputs_that_never_are(kind, sizes, batch, members, share):
+    slow, fast = build_pair(kind, "C-EP", sizes, members)
+    x, y = minibatch(0, sizes, members, batch, share=share)
+    poison(fast)
+    torch.testing.assert_close(fast.step(x, y), slow.step(x, y), rtol=0, atol=1e-12)
+    assert distance(slow, fast) <= TOLERANCES["float64, 1 minibatch"]
 
 
 @pytest.mark.parametrize("slope", ["all", "hidden", "none"])
@@ -260,7 +274,7 @@ def test_float32_is_as_exact_as_the_reference_in_float32(kind, rule):
     for name, p in exact.model.named_parameters():  # the same start, rounded
         p.copy_(dict(slow.model.named_parameters())[name].double())
     for m in range(20):
-        x, y = minibatch(m, sizes, 2, 20, torch.float32)
+        x, y = minibatch(m, sizes, 2, 20, torch.float32, share=0.6)
         exact.step(x.double(), y.double())
         slow.step(x, y)
         fast.step(x, y)
@@ -553,7 +567,7 @@ def test_a_model_that_changed_its_precision_needs_another_engine(kind):
         lambda: engine.relax(x, 5),
         lambda: engine.run(split, torch.zeros(2, 2, 5, dtype=torch.long)),
     ):
-        with pytest.raises(ValueError, match=r"made for torch.float32 on cpu.*make another"):
+        with pytest.raises(ValueError, match=r"made for torch.float32 .* on cpu: make another"):
             call()
 
 

@@ -17,7 +17,8 @@ from eqprop import __version__, quiet_start, runs
 from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
-from eqprop.engines import KINDS
+from eqprop.engines import KINDS, MAX_THREADS
+from eqprop.memory import NotEnoughMemory
 from eqprop.paper import commands as paper
 from eqprop.runs import Evaluation, Interrupted, Recipe, Run, UserError, figures
 from eqprop.runs import recipe as recipes
@@ -37,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         quiet_start.over()
         options = _parser().parse_args(arguments)
-        if options.threads is not None and options.threads < 1:
-            raise UserError(f"--threads must be 1 or more, not {options.threads}")
+        if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
+            raise UserError(f"--threads must be 1 to {MAX_THREADS}, not {options.threads}")
         torch.set_num_threads(options.threads or 1)  # small tensors are faster on one
         command: Callable[[argparse.Namespace], int] = options.command
         code = command(options)
         sys.stdout.flush()
         return code
-    except (UserError, datasets.DataError, NonFinite) as error:
+    except (UserError, datasets.DataError, NonFinite, NotEnoughMemory) as error:
         message = str(error)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

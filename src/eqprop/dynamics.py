@@ -160,9 +160,15 @@ def check_finite(model: Model, s: State, step: int, phase: str) -> None:
             raise NonFiniteState(name, step, phase, ~finite.all(-1).all(-1))
 
 
+MOST_STEPS = 2**31 - 1  # what compiled engines count to
+
+
 def check_steps(name: str, steps: int, in_turn: bool = False) -> None:
+    """Refuse a number of steps that no engine could take."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"{name} must be a positive integer, not {steps!r}")
+    if steps > MOST_STEPS:
+        raise ValueError(f"{name} must be {MOST_STEPS} at most, not {steps}")
     if in_turn and steps < 2:
         raise ValueError(f"{name} must be 2 at least with in_turn, not {steps}")
 

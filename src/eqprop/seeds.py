@@ -12,6 +12,10 @@ from collections.abc import Sequence
 
 import torch
 
+from eqprop import memory
+
+SEED_BYTES = 40  # of an integer in a tuple
+
 
 def generator(seed: int, purpose: str) -> torch.Generator:
     """The stream that `seed` provides for `purpose` ("weights", "beta sign", ...)."""
@@ -22,6 +26,7 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 def member_seeds(seed: int | Sequence[int], ensemble: tuple[int, ...]) -> tuple[int, ...]:
     """The seed of each member, in the row-major order of the ensemble axes."""
     members = math.prod(ensemble)
+    memory.require(SEED_BYTES * members, f"an ensemble of {members} networks")
     if isinstance(seed, int):
         return tuple(range(seed, seed + members))
     if not isinstance(seed, Sequence) or not all(isinstance(s, int) for s in seed):

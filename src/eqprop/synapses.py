@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from eqprop import memory
 from eqprop.model import Gradients
 from eqprop.seeds import generator
 
 INPUT = "input"
+DRAWING = 3 * 8  # bytes per weight while one member is drawn: some float64 in between
 
 Init = Callable[[tuple[int, ...], int, int, torch.Generator], Tensor]
 
@@ -173,33 +175,46 @@ class Dense(Synapses):
                 f"synapse {self.name}: angle has {len(angles)} entries, "
                 f"but the ensemble has {len(seeds)} member(s)"
             )
+        untied = not (self.tied or self.within or self.from_input)
+        kept = len(seeds) * (n_pre * n_post * (2 if untied else 1) + n_post) * dtype.itemsize
+        memory.require(kept + DRAWING * n_pre * n_post, f"synapse {self.name}")
         exists = None
         if self.within:
             exists = torch.ones(n_pre, n_pre) if self.self_loops else 1 - torch.eye(n_pre)
         self.register_buffer("block_mask", exists if exists is None else exists.to(dtype))
 
-        def parameter(members: list[Tensor]) -> nn.Parameter:
-            stacked = torch.stack(members).reshape(*ensemble, *members[0].shape)
-            return nn.Parameter(stacked.to(dtype), requires_grad=False)
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*ensemble, *shape, dtype=dtype), requires_grad=False)
 
-        weights, biases = [], []
-        for seed in seeds:
+        self.weight = parameter(n_pre, n_post)
+        self.bias = parameter(n_post) if self.has_bias else None
+        self.backward_weight = parameter(n_post, n_pre) if untied else None
+        for i, (seed, angle) in enumerate(zip(seeds, angles, strict=True)):
             source = generator(seed, f"{key} weights")
-            weight = self.init((n_pre, n_post), n_pre, n_post, source)
+            weight = self._drawn((n_pre, n_post), sizes, source)
             if self.within and self.tied:
                 weight = weight.triu() + weight.triu(1).mT
-            weights.append(weight if exists is None else weight * exists)
-            biases.append(self.init((n_post,), n_pre, n_post, source))
-        self.weight = parameter(weights)
-        self.bias = parameter(biases) if self.has_bias else None
-        self.backward_weight = None
-        if not (self.tied or self.within or self.from_input):
-            self.backward_weight = parameter(
-                [
-                    _flip_signs(weight, angle, generator(seed, f"{key} sign flips")).mT
-                    for weight, angle, seed in zip(weights, angles, seeds, strict=True)
-                ]
+            if exists is not None:
+                weight = weight * exists
+            self.weight.view(-1, n_pre, n_post)[i] = weight
+            if self.bias is not None:
+                self.bias.view(-1, n_post)[i] = self._drawn((n_post,), sizes, source)
+            if self.backward_weight is not None:
+                flips = generator(seed, f"{key} sign flips")
+                self.backward_weight.view(-1, n_post, n_pre)[i] = _flip_signs(
+                    weight, angle, flips
+                ).mT
+
+    def _drawn(
+        self, shape: tuple[int, ...], sizes: tuple[int, int], source: torch.Generator
+    ) -> Tensor:
+        value = self.init(shape, *sizes, source)
+        if tuple(value.shape) != shape:
+            raise ValueError(
+                f"synapse {self.name}: init returned {list(value.shape)}, but must return "
+                f"{list(shape)}"
             )
+        return value
 
     def _block(self) -> Tensor:
         """The weight as the dynamics read it: within a layer masked, and symmetric if tied."""

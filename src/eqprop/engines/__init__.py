@@ -9,7 +9,7 @@ from eqprop.dynamics import check_steps
 from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
-from eqprop.engines.native import NativeEngine, why_not
+from eqprop.engines.native import MAX_THREADS, NativeEngine, why_not
 from eqprop.engines.persistent import PersistentEngine, limits
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.engines.telescoped import TelescopedEngine
@@ -48,6 +48,8 @@ def make_engine(
         )
     if not isinstance(rule, Rule):
         raise ValueError(f"rule must be a learning rule such as EP(...), not {rule!r}")
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= MAX_THREADS):
+        raise ValueError(f"threads must be an integer from 1 to {MAX_THREADS}, not {threads!r}")
     rates = resolve_rates(model, learning_rates, frozen)
     if kind == "reference":
         return ReferenceEngine(model, rule, rates, cost)
@@ -92,6 +94,7 @@ def _go_without(missing: str, name: str, kind: str, error: CannotBuild) -> None:
 
 __all__ = [
     "KINDS",
+    "MAX_THREADS",
     "Engine",
     "LearningRates",
     "NativeEngine",

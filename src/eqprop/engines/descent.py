@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eqprop.costs import Cost
+from eqprop.dynamics import NonFinite, Relaxation
 from eqprop.model import Gradients, Model, per_member
 from eqprop.network import Network
+from eqprop.rules import Continual, Rule
 
 LearningRates = (
     float | Tensor | np.ndarray[Any, Any] | Sequence[float | Tensor] | Mapping[str, float | Tensor]
@@ -46,6 +49,28 @@ def descend(
             theta[name].copy_(start[name] - rescale * eta[name] * moved[name])
     for name in eta:
         theta[name].copy_(start[name] - eta[name] * moved[name])
+
+
+def learn_plainly(
+    model: Model,
+    rule: Rule,
+    rates: Mapping[str, float | Tensor],
+    cost: Cost,
+    x: Tensor,
+    y: Tensor,
+    sign: Tensor | None,
+) -> Relaxation:
+    """Descend along the gradients that a rule reads from one minibatch; return the free phase.
+
+    Raises `NonFinite` where a neuron or a parameter becomes non-finite, with the parameters moved.
+    """
+    stream = rule.gradients(model, x, y, cost, sign=sign)
+    descend(model, stream, rates, rule.rescale if isinstance(rule, Continual) else None)
+    for name, p in model.named_parameters():
+        finite = torch.isfinite(p.reshape(*model.ensemble, -1).sum(-1))
+        if not bool(finite.all()):
+            raise NonFinite(f"parameter {name}", "the update", ~finite)
+    return stream.free
 
 
 def resolve_rates(

@@ -1,19 +1,28 @@
-"""What every engine is: a model, a rule and learning rates, trained a minibatch at a time."""
+"""What every engine is: a model, a rule and learning rates, trained one minibatch at a time.
+
+The checks, the lock and the roll-back of every engine live here. An engine says how it computes
+a minibatch (`learn`), and may say how it computes many (`learn_many`) or a free phase alone
+(`free_phase`). Where one of these gives up, the plain composition of model, rule and descent
+takes its place: it finds the numbers, or the place where they are not finite.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eqprop import memory
 from eqprop.costs import Cost, SquaredError, as_target
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
+from eqprop.engines.descent import learn_plainly
 from eqprop.model import Model
 from eqprop.rules import RBP, Rule, TwoPhase
 from eqprop.seeds import generator
@@ -21,7 +30,7 @@ from eqprop.seeds import generator
 
 @dataclass(frozen=True)
 class Counts:
-    """What the free phases of some minibatches came to, before learning from each: [*ensemble]."""
+    """Sums over the free phases of some minibatches, before learning from each: [*ensemble]."""
 
     wrong: Tensor  # samples whose largest output was not the label
     loss: Tensor  # Σ of the cost
@@ -31,11 +40,18 @@ class Counts:
 
 
 class Engine(ABC):
-    """Trains one model in place. `relaxation` is the free phase of the latest minibatch."""
+    """Trains one model in place. `relaxation` is the free phase of the latest minibatch.
+
+    Every call checks that the parameters are still those that the engine was made for. Threads
+    that share an engine wait for each other.
+    """
 
     threads: int | None = None  # of its own, where it has some
     chunk = 1  # how many minibatches it likes to be given at once
     relaxes = 1000  # how many samples it likes to relax at once
+    contiguous = True  # it reads parameters as plain arrays
+    gathers = True  # it has a `learn_many`
+    writes_last = False  # `learn` moves parameters only once nothing can fail any more
 
     def __init__(
         self, model: Model, rule: Rule, rates: Mapping[str, float | Tensor], cost: Cost
@@ -44,46 +60,183 @@ class Engine(ABC):
         self.model, self.rule, self.rates, self.cost = model, rule, rates, cost
         self.relaxation: Relaxation | None = None
         self._sign_sources = [generator(seed, "beta sign") for seed in model.seeds]
-        self._made_for = (model.dtype, self.device)
+        self._made_for = {
+            name: (p.shape, p.dtype, p.device)
+            for name, p in model.named_parameters(remove_duplicate=False)
+        }
+        self._lock = threading.RLock()
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def check_model(self) -> None:
-        """What is compiled for a precision and a device runs with no other."""
-        now = (self.model.dtype, self.device)
-        if now != self._made_for:
-            made, found = (f"{dtype} on {device}" for dtype, device in (self._made_for, now))
-            raise ValueError(f"the engine was made for {made}, the model is {found}: make another")
-
-    def prepare(self, batch: int) -> None:  # noqa: B027 (most need nothing)
-        """Whatever minibatches of a size need: what is wrong with it is known before the first."""
+    # what an engine computes
 
     @abstractmethod
+    def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
+        """Learn from one minibatch that has been checked; None where something is not finite."""
+
+    def learn_many(
+        self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
+    ) -> tuple[Relaxation, Counts] | None:
+        """Learn from minibatches gathered from bytes; None where something is not finite.
+
+        `images` [n, inputs] and `labels` [n] are uint8, `index` [M, *ensemble, batch] is int64;
+        all are contiguous and on the device of the model. `signs` is [M, *ensemble].
+        """
+        return None
+
+    def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
+        """The free phase of samples that have been checked; None to leave it to `relax`."""
+        return None
+
+    def instead(self, batch: int) -> Engine | None:
+        """The engine that takes minibatches of this size, if this one cannot."""
+        return None
+
+    def prepare(self, batch: int) -> None:  # noqa: B027 (most need nothing)
+        """Fail early for minibatches of an unsupported size."""
+
+    # what a user calls
+
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         """Learn from one minibatch; return the output of the free phase, [*ensemble, batch, n].
 
-        `sign` of β (±1 a member) is drawn if the rule asks for it and none is given. A step that
-        raises leaves the parameters as they were.
+        x: the inputs, [batch, n] or [*ensemble, batch, n], of the model's dtype and device.
+        y: the targets, [batch, n] or [*ensemble, batch, n], or class indices without the last axis.
+        sign: the sign of β, ±1 per member, [*ensemble]; drawn if the rule asks for it and none is
+            given.
+
+        A step that raises leaves the parameters as they were.
         """
+        with self._turn():
+            self.check_step(x, y)
+            sign = self.draw_sign() if sign is None else sign
+            if (other := self.instead(x.shape[-2])) is not None:
+                output = other.step(x, y, sign)
+                self.relaxation = other.relaxation
+                return output
+            return self._step(x, y, sign)
+
+    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
+        """Learn from some minibatches of a split, one after another; return what was counted.
+
+        split: the images and labels, on the device of the model.
+        index: which samples, [minibatches, *ensemble, batch], or [minibatches, batch] for all
+            members alike.
+        signs: the signs of β, [minibatches, *ensemble]; drawn as in `step` if not given.
+
+        If one of them raises, the parameters are as they were before the first.
+        """
+        with self._turn():
+            index = self.check_run(split, index, signs)
+            signs = self.draw_signs(len(index)) if signs is None else signs
+            if (other := self.instead(index.shape[-1])) is not None:
+                counts = other.run(split, index, signs)
+                self.relaxation = other.relaxation
+                return counts
+            counted = self._gather(split, index, signs)
+            return self._step_through(split, index, signs) if counted is None else counted
 
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
-        """The free phase alone, as the rule would run it."""
-        self.check_relax(x, free_steps)
-        tolerance, in_turn = None, False
-        if isinstance(self.rule, (TwoPhase, RBP)):
-            tolerance, in_turn = self.rule.tolerance, self.rule.in_turn
-        return relax(self.model, x, free_steps, tolerance, in_turn=in_turn)
+        """The free phase alone, as the rule would run it.
+
+        x: the inputs, [batch, n] or [*ensemble, batch, n].
+        free_steps: how many steps it takes at most.
+        """
+        with self._turn():
+            self.check_relax(x, free_steps)
+            found = self.free_phase(x, free_steps)
+            if found is not None:
+                return found
+            tolerance, in_turn = None, False
+            if isinstance(self.rule, (TwoPhase, RBP)):
+                tolerance, in_turn = self.rule.tolerance, self.rule.in_turn
+            return relax(self.model, x, free_steps, tolerance, in_turn=in_turn)
+
+    def _step(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Tensor:
+        with self.restoring(copy=not self.writes_last) as restore:
+            found = self.learn(x, y, sign)
+            if found is None:
+                restore()
+        if found is None:
+            with self.restoring():
+                found = self._learn_plainly(x, y, sign)
+        self.relaxation = found
+        return self.model.output(found.state)
+
+    def _learn_plainly(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
+        return learn_plainly(self.model, self.rule, self.rates, self.cost, x, y, sign)
+
+    def _gather(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts | None:
+        """All minibatches in one go, where the engine can and the split holds bytes."""
+        bytes_ = split.images.dtype == torch.uint8 and split.classes <= 256
+        if not (self.gathers and bytes_ and split.classes == self.model.layer_sizes[-1]):
+            return None
+        images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
+        with self.restoring() as restore:
+            found = self.learn_many(images, labels, index.to(torch.int64).contiguous(), signs)
+            if found is None:
+                restore()
+                return None
+        self.relaxation, counts = found
+        return counts
+
+    def _step_through(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts:
+        """`run` for any split, one step per minibatch: it raises at the one that fails."""
+        counts = None
+        with self.restoring(copy=len(index) > 1):  # one step restores itself
+            for m in range(len(index)):
+                x, y = split.batch(index[m], self.model.dtype)
+                self.check_step(x, y)
+                output = self._step(x, y, None if signs is None else signs[m])
+                wrong = output.argmax(-1) != split.labels[index[m]].long()
+                one = Counts(wrong.double().sum(-1), self.cost(output, y).double().sum(-1))
+                counts = one if counts is None else counts + one
+        assert counts is not None
+        return counts
+
+    # what is checked at every call
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time, on parameters that the engine was made for, outside autograd."""
+        with self._lock, torch.no_grad(), memory.enough_for("a call of the engine"):
+            self.check_parameters()
+            yield
+
+    def check_parameters(self) -> None:
+        """The parameters are those that the engine was made for, and lie as it reads them."""
+        places = set()
+        found = dict(self.model.named_parameters(remove_duplicate=False))
+        if found.keys() != self._made_for.keys():
+            changed = ", ".join(sorted(found.keys() ^ self._made_for.keys()))
+            raise ValueError(f"the model has gained or lost {changed}: make another engine")
+        for name, p in found.items():
+            if (p.shape, p.dtype, p.device) != self._made_for[name]:
+                now, made = (
+                    f"{dtype} {list(shape)} on {device}"
+                    for shape, dtype, device in ((p.shape, p.dtype, p.device), self._made_for[name])
+                )
+                raise ValueError(
+                    f"parameter {name} is {now}, but the engine was made for {made}: "
+                    "make another engine"
+                )
+            if self.contiguous and not p.is_contiguous():
+                raise ValueError(
+                    f"parameter {name} is not contiguous: assign its contiguous() copy, or make "
+                    "another engine"
+                )
+            places.add(p.data_ptr())
+        if self.contiguous and len(places) < len(found):
+            raise ValueError("two parameters share their memory: assign a clone() of one")
 
     def check_relax(self, x: Tensor, free_steps: int) -> None:
-        self.check_model()
         self.model.check_input(x)
         in_turn = isinstance(self.rule, (TwoPhase, RBP)) and self.rule.in_turn
         check_steps("free_steps", free_steps, in_turn)
 
     def check_step(self, x: Tensor, y: Tensor) -> None:
-        self.check_model()
         self.model.check_input(x)
         self.model.check_target(x, y)
         if isinstance(self.cost, SquaredError):
@@ -97,45 +250,36 @@ class Engine(ABC):
         whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
-    @torch.no_grad()
-    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        """Learn from the minibatches `index` [M, *ensemble, batch] of a split, one after another.
-
-        `signs` of β are [M, *ensemble]. If one of them raises, the parameters are as they were
-        before the first.
-        """
-        return self.step_through(split, self.check_run(split, index, signs), signs)
-
-    def step_through(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts:
-        """`run` for any split: bytes or floats, one `step` per minibatch."""
-        counts = None
-        with self.restoring() if len(index) > 1 else nullcontext():  # one step restores itself
-            for m in range(len(index)):
-                x, y = split.batch(index[m], self.model.dtype)
-                output = self.step(x, y, None if signs is None else signs[m])
-                wrong = output.argmax(-1) != split.labels[index[m]].long()
-                one = Counts(wrong.double().sum(-1), self.cost(output, y).double().sum(-1))
-                counts = one if counts is None else counts + one
-        assert counts is not None
-        return counts
-
     def check_run(self, split: Split, index: Tensor, signs: Tensor | None) -> Tensor:
         """The minibatches [M, *ensemble, batch], also where all members are given the same."""
-        self.check_model()
         net, shape = self.model, list(index.shape)
+        images, labels = split.images, split.labels
+        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+            raise ValueError(f"index must hold integers, not {index.dtype}")
         if index.ndim < 2 or index.shape[1:-1] not in ((), net.ensemble) or index.numel() == 0:
             members = "".join(f"{n}, " for n in net.ensemble)
             raise ValueError(
                 f"index has shape {shape}, but must be [minibatches, {members}batch], none 0"
             )
-        if int(index.min()) < 0 or int(index.max()) >= len(split):
-            raise IndexError(f"index goes beyond the {len(split)} samples of the split")
-        if split.images.device != self.device:
-            raise ValueError(f"the split is on {split.images.device}: move it to {self.device}")
-        if net.input_size not in (None, split.images.shape[-1]):
-            width = split.images.shape[-1]
+        if images.ndim != 2 or labels.ndim != 1 or len(images) != len(labels):
+            raise ValueError(
+                f"the split has images {list(images.shape)} and labels {list(labels.shape)}: they "
+                "must be [n, inputs] and [n]"
+            )
+        if int(index.min()) < 0 or int(index.max()) >= len(labels):
+            raise IndexError(f"index goes beyond the {len(labels)} samples of the split")
+        for name, tensor in (("images", images), ("labels", labels)):
+            if tensor.device != self.device:
+                raise ValueError(
+                    f"the {name} of the split are on {tensor.device}: move it to {self.device}"
+                )
+        if net.input_size not in (None, images.shape[-1]):
+            width = images.shape[-1]
             raise ValueError(f"x has width {width}, but the network has {net.input_size} inputs")
-        if int(split.labels.max()) >= split.classes:
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"the labels of the split must be integers, not {labels.dtype}")
+        low, high = torch.aminmax(labels)
+        if int(low) < 0 or int(high) >= split.classes:
             raise ValueError(f"a label of the split is not below its {split.classes} classes")
         if signs is not None and list(signs.shape) != [shape[0], *net.ensemble]:
             raise ValueError(
@@ -145,6 +289,34 @@ class Engine(ABC):
         if index.ndim == 2:
             index = index.reshape(shape[0], *(1 for _ in net.ensemble), shape[1])
         return index.expand(shape[0], *net.ensemble, shape[-1])
+
+    # roll-back
+
+    @contextmanager
+    def restoring(self, copy: bool = True) -> Iterator[Callable[[], None]]:
+        """Give a function that puts the parameters back, and call it where the body raises.
+
+        Without `copy` there is nothing to put back.
+        """
+        before = [(p, p.clone()) for p in self.model.parameters()] if copy else []
+
+        def restore() -> None:
+            with torch.no_grad():
+                for parameter, value in before:
+                    parameter.copy_(value)
+
+        try:
+            yield restore
+        except BaseException:
+            restore()
+            raise
+
+    def healthy(self, states: Sequence[Tensor]) -> bool:
+        """Whether states and parameters are finite: one answer from the device."""
+        tensors = [*self.model.parameters(), *states]
+        return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
+
+    # β and its sign
 
     def draw_sign(self) -> Tensor | None:
         """The sign of β, drawn for each member from its own seed, if the rule asks for it."""
@@ -166,32 +338,8 @@ class Engine(ABC):
         first = int(wrong[0]) if len(wrong) else 0
         return self.betas(signs[first]) / flat[first] * flat  # which refuses one that is not ±1
 
-    @contextmanager
-    def restoring(self) -> Iterator[list[Tensor]]:
-        """Whatever raises within leaves the parameters as they were, which it is given."""
-        before = self.copy_parameters()
-        try:
-            yield before
-        except BaseException:
-            self.restore(before)
-            raise
-
-    def copy_parameters(self) -> list[Tensor]:
-        return [parameter.clone() for parameter in self.model.parameters()]
-
-    @torch.no_grad()
-    def restore(self, before: Sequence[Tensor]) -> None:
-        """Put the parameters back."""
-        for parameter, value in zip(self.model.parameters(), before, strict=True):
-            parameter.copy_(value)
-
-    def healthy(self, states: Sequence[Tensor]) -> bool:
-        """Whether states and parameters are finite: one answer from the device."""
-        tensors = [*self.model.parameters(), *states]
-        return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
-
     def betas(self, sign: Tensor | None) -> Tensor:
-        """β with its sign, one a member in the row-major order of the ensemble."""
+        """β with its sign, one per member in the row-major order of the ensemble."""
         assert isinstance(self.rule, TwoPhase)
         beta = torch.as_tensor(self.rule.signed_beta(self.model, sign), dtype=torch.float64).cpu()
         return beta.reshape(-1).expand(math.prod(self.model.ensemble)).contiguous()

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from eqprop.activations import IDENTITY, SIGMOID, TANH
 from eqprop.costs import SquaredError
-from eqprop.data import Split
 from eqprop.dynamics import Relaxation
 from eqprop.engines.engine import Counts, Engine
-from eqprop.engines.reference import ReferenceEngine
 from eqprop.network import Network
 from eqprop.rules import VF, Continual, TwoPhase, VectorFieldRule
 from eqprop.synapses import Dense
@@ -42,45 +40,26 @@ class TelescopedEngine(Engine):
         cost: SquaredError,
     ) -> None:
         super().__init__(model, rule, rates, cost)
-        self._reference = ReferenceEngine(model, rule, rates, cost)
         self._minibatches: dict[int, _Minibatch] = {}
         self._places: tuple[int, ...] = ()
         self.chunk = 200 if self.device.type == "cuda" else 1
 
-    def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
-        net, rule = self.model, self.rule
-        assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
-        assert isinstance(self.cost, SquaredError)
-        self.check_step(x, y)
-        sign = self.draw_sign() if sign is None else sign
-        with self.restoring() as before:
-            minibatch = self._minibatch(x.shape[-2])
-            minibatch.learn(x, self.targets(y), self.betas(sign))
-            if not self.healthy(minibatch.states):
-                self.restore(before)
-                output = self._reference.step(x, y, sign)
-                self.relaxation = self._reference.relaxation
-                return output
-        self.relaxation = minibatch.relaxation()
-        return net.output(self.relaxation.state)
+    def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
+        minibatch = self._minibatch(x.shape[-2])
+        minibatch.learn(x, self.targets(y), self.betas(sign))
+        return minibatch.relaxation() if self.healthy(minibatch.states) else None
 
-    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        index = self.check_run(split, index, signs)
-        signs = self.draw_signs(len(index)) if signs is None else signs
-        if len(index) == 1 or split.classes != self.model.layer_sizes[-1]:
-            return super().run(split, index, signs)
+    def learn_many(
+        self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
+    ) -> tuple[Relaxation, Counts] | None:
         betas = self.all_betas(len(index), signs).to(self.device)
-        with self.restoring() as before:
-            minibatch = self._minibatch(index.shape[-1])
-            minibatch.start_counting(split)
-            for m in range(len(index)):
-                minibatch.learn_from(index[m], betas[m])
-            if not self.healthy(minibatch.states):
-                self.restore(before)  # the caller goes through them one at a time
-                return super().run(split, index, signs)
-        self.relaxation = minibatch.relaxation()
-        return minibatch.counts()
+        minibatch = self._minibatch(index.shape[-1])
+        minibatch.start_counting(images, labels)
+        for m in range(len(index)):
+            minibatch.learn_from(index[m], betas[m])
+        if not self.healthy(minibatch.states):
+            return None
+        return minibatch.relaxation(), minibatch.counts()
 
     def _minibatch(self, batch: int) -> _Minibatch:
         assert isinstance(self.model, Network)
@@ -132,7 +111,8 @@ class _Minibatch:
         self.index = torch.zeros(self.E, batch, dtype=torch.long, device=self.device)
         self.wrong = torch.zeros(self.E, dtype=torch.float64, device=self.device)
         self.loss = torch.zeros_like(self.wrong)
-        self._split: Split | None = None
+        self._bytes: tuple[Tensor, Tensor] | None = None  # images and labels
+        self._places: tuple[object, ...] = ()  # where a graph finds them
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -146,10 +126,11 @@ class _Minibatch:
         self.beta.copy_(beta)
         self._replay("given", self._minibatch)
 
-    def start_counting(self, split: Split) -> None:
-        if split is not self._split:
-            self._split = split
+    def start_counting(self, images: Tensor, labels: Tensor) -> None:
+        places = (images.data_ptr(), images.shape, labels.data_ptr())
+        if places != self._places:
             self._graphs.pop("gathered", None)
+        self._bytes, self._places = (images, labels), places
         self.wrong.zero_()
         self.loss.zero_()
 
@@ -200,10 +181,10 @@ class _Minibatch:
         self._graphs[name] = graph
 
     def _gathered_minibatch(self) -> None:
-        split = self._split
-        assert split is not None
-        torch.div(split.images[self.index].to(self.dtype), 255, out=self.x)
-        labels = split.labels[self.index].long()
+        assert self._bytes is not None
+        images, labels = self._bytes
+        torch.div(images[self.index].to(self.dtype), 255, out=self.x)
+        labels = labels[self.index].long()
         self.y.zero_().scatter_(-1, labels[..., None], 1.0)
         self._minibatch()
         output = self.states[-1]

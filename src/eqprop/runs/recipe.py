@@ -10,11 +10,13 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from eqprop import memory
 from eqprop.activations import ACTIVATIONS
 from eqprop.engines import resolve_rates
 from eqprop.network import Network, layered
@@ -98,6 +100,9 @@ class Recipe:
         nested = isinstance(self.learning_rates[0], tuple)
         rates: Any = self.learning_rates if nested else (self.learning_rates,)
         seeds = range(self.seed, self.seed + self.seeds)
+        count = len(rates) * len(betas) * len(angles) * len(seeds)
+        weights = sum(a * b for a, b in pairwise(self.layers))
+        memory.require(4 * weights * count, f"{count} networks of {weights} weights each")
         return tuple(
             Member(seed, beta, angle, rate)
             for rate, beta, angle, seed in itertools.product(rates, betas, angles, seeds)

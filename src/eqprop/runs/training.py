@@ -230,9 +230,8 @@ class Training:
         chosen = index[:, self.living]
         try:
             angles = self._angles(chosen[0])
-            split = self.data.train
-            learn = self.engine.run if split.is_bytes else self.engine.step_through
-            counts = learn(split, chosen, None if signs is None else signs[:, self.living])
+            chosen_signs = None if signs is None else signs[:, self.living]
+            counts = self.engine.run(self.data.train, chosen, chosen_signs)
         except NonFinite as failure:
             if len(index) == 1:
                 self._freeze(failure)

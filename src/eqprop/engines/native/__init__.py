@@ -1,7 +1,8 @@
 """The compiled engine for layered dense networks on the CPU.
 
-Same numbers as the reference engine, the work arranged as `kernel.c` says. One member of an
-ensemble is the work of one thread, so members run in parallel without waiting for each other.
+Same numbers as the reference engine, the work arranged as `kernel.c` says. The
+members of an ensemble run in parallel without waiting for each other; in a single minibatch,
+threads also share the input weights of a member.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from eqprop import memory
 from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import Cost, SquaredError
-from eqprop.data import Split
 from eqprop.dynamics import Relaxation, warn_unless_settled
 from eqprop.engines.compiling import CannotBuild
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.native.build import library
-from eqprop.engines.reference import ReferenceEngine
 from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.rules import (
@@ -38,7 +38,8 @@ from eqprop.timesteps import RealTime
 
 __all__ = ["CannotBuild", "NativeEngine"]
 
-MAX_LAYERS = 8
+MAX_LAYERS, MAX_THREADS = 8, 256
+LIMIT = 2**31 - 256  # room to round up to whole vectors
 RULES = {EP: 0, ContinualEP: 1, VF: 2, ContinualVF: 3}
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 SLOPES = {"all": 0, "hidden": 1, "none": 2}
@@ -79,7 +80,10 @@ class _Problem(ctypes.Structure):
             for name in ("images", "labels", "index", "pixel", "wrong", "loss", "beta")
         ),
         *((name, _pointers) for name in ("rate", "back_rate", "bias_rate", "state")),
-        *((name, ctypes.c_void_p) for name in ("residual", "steps", "failed", "scratch")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("residual", "steps", "failed", "progress", "scratch")
+        ),
     )
 
 
@@ -102,8 +106,11 @@ def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
         return "tied and untied synapses mixed, or EP on untied ones"
     if model.dtype not in (torch.float32, torch.float64):
         return f"parameters of {model.dtype}"
-    if not all(p.is_contiguous() for p in model.parameters()):
+    parameters = [p for _, p in model.named_parameters(remove_duplicate=False)]
+    if not all(p.is_contiguous() for p in parameters):
         return "parameters that are not contiguous"
+    if len({p.data_ptr() for p in parameters}) < len(parameters):
+        return "parameters that share their memory"
     return None
 
 
@@ -116,10 +123,11 @@ def _cores() -> int:
 
 
 class NativeEngine(Engine):
-    """Trains an ensemble of layered networks on the CPU, `threads` members at a time."""
+    """Trains an ensemble of layered networks on the CPU with up to `threads` threads."""
 
     chunk = 50  # enough to share the members out evenly, few enough to stop soon
     relaxes = 100  # states of so many samples stay in the cache
+    writes_last = True
 
     def __init__(
         self,
@@ -131,14 +139,13 @@ class NativeEngine(Engine):
     ) -> None:
         super().__init__(model, rule, rates, cost)
         self.cost: SquaredError
-        self._reference = ReferenceEngine(model, rule, rates, cost)
         if any(p.device.type != "cpu" for p in model.parameters()):
             raise CannotBuild("the parameters are not on the CPU")
         self._library = library(model.dtype)
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.problem_bytes.restype = ctypes.c_size_t
         assert self._library.problem_bytes() == ctypes.sizeof(_Problem)
-        self.threads = threads or _cores()
+        self.threads = _cores() if threads is None else threads
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._failed = torch.zeros(math.prod(model.ensemble), dtype=torch.int32)
         self._columns: list[Tensor] = []  # keeps what the problem points to alive
@@ -147,6 +154,8 @@ class NativeEngine(Engine):
     def _describe(self, net: Network, rule: TwoPhase) -> _Problem:
         """All that does not change from one minibatch to the next."""
         p = _Problem()
+        _check_counts(inputs=net.input.size, networks=math.prod(net.ensemble))
+        _check_counts(**dict(zip(net.layer_names, net.layer_sizes, strict=True)))
         p.layers, p.inputs, p.members = len(net.layers), net.input.size, math.prod(net.ensemble)
         p.size[: p.layers] = net.layer_sizes
         p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
@@ -171,76 +180,60 @@ class NativeEngine(Engine):
         return p
 
     def _column(self, value: float | Tensor, members: int) -> int:
-        """One double a member, and where it lies."""
+        """One double per member, and where it lies."""
         column = torch.as_tensor(value, dtype=torch.float64).cpu().reshape(-1).expand(members)
         self._columns.append(column.contiguous())
         return self._columns[-1].data_ptr()
 
-    def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
-        net, rule, p = self.model, self.rule, self._problem
-        assert isinstance(net, Network)
+    def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
+        rule, p = self.rule, self._problem
         assert isinstance(rule, TwoPhase)
-        self.check_step(x, y)
-        sign = self.draw_sign() if sign is None else sign
-        beta = self.betas(sign)
-        targets = self.targets(y)
-        p.images = p.labels = p.index = None
+        beta, targets = self.betas(sign), self.targets(y)
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
-        transmitted = net.input_activation(x).contiguous()
-        p.x, p.shared_x, p.minibatches = transmitted.data_ptr(), x.ndim == 2, 1
-        relaxation = self._call("run", x.shape[-2], rule.free_steps, rule.nudged_steps)
-        if relaxation is None:  # let the reference find where, or show that all is well
-            output = self._reference.step(x, y, sign)
-            self.relaxation = self._reference.relaxation
-            return output
-        self._library.commit(ctypes.byref(p))
-        self.relaxation = relaxation
-        warn_unless_settled(relaxation)
-        return relaxation.state[-1]
+        relaxation = self._call_on(x, rule.free_steps, rule.nudged_steps)
+        if relaxation is not None:
+            warn_unless_settled(relaxation)
+        return relaxation
 
-    def relax(self, x: Tensor, free_steps: int) -> Relaxation:
-        net, p = self.model, self._problem
-        assert isinstance(net, Network)
-        self.check_relax(x, free_steps)
-        transmitted = net.input_activation(x).contiguous()
-        p.images = p.labels = p.index = None
-        p.x, p.shared_x, p.minibatches = transmitted.data_ptr(), x.ndim == 2, 1
-        relaxation = self._call("run", x.shape[-2], free_steps, 0)
-        return super().relax(x, free_steps) if relaxation is None else relaxation
+    def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
+        return self._call_on(x, free_steps, 0)
 
-    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        """All minibatches in one call, gathered by the kernel from the bytes of the split."""
+    def learn_many(
+        self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
+    ) -> tuple[Relaxation, Counts] | None:
+        """All minibatches in one call, gathered by the kernel."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        index = self.check_run(split, index, signs)
-        if split.classes != net.layer_sizes[-1]:
-            return super().run(split, index, signs)  # which says what is wrong
-        signs = self.draw_signs(len(index)) if signs is None else signs
         beta = self.all_betas(len(index), signs).contiguous()
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         pixel = net.input_activation(bytes_).contiguous()
-        index, images, labels = (
-            t.contiguous() for t in (index.to(torch.int64), split.images, split.labels)
-        )
         counts = torch.zeros(2, p.members, dtype=torch.float64)
+        progress = torch.zeros(2, p.members, dtype=torch.int32)
         p.images, p.labels, p.index = images.data_ptr(), labels.data_ptr(), index.data_ptr()
         p.pixel, p.beta, p.minibatches = pixel.data_ptr(), beta.data_ptr(), len(index)
         p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
-        with self.restoring() as before:
-            relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
-            if relaxation is None:
-                self.restore(before)
-                return super().run(split, index, signs)  # one at a time: it raises where it fails
-        self.relaxation = relaxation
+        p.progress = progress.data_ptr()
+        relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
+        if relaxation is None:
+            return None
         warn_unless_settled(relaxation)
-        return Counts(*(count.reshape(net.ensemble) for count in counts))
+        return relaxation, Counts(*(count.reshape(net.ensemble) for count in counts))
+
+    def _call_on(self, x: Tensor, free_steps: int, nudged_steps: int) -> Relaxation | None:
+        net, p = self.model, self._problem
+        assert isinstance(net, Network)
+        transmitted = net.input_activation(x).contiguous()
+        p.images = p.labels = p.index = None
+        p.x, p.shared_x, p.minibatches = transmitted.data_ptr(), x.ndim == 2, 1
+        return self._call("step", x.shape[-2], free_steps, nudged_steps)
 
     def _call(self, function: str, B: int, free_steps: int, nudged_steps: int) -> Relaxation | None:
         """Run the kernel; None where something is not finite in a member."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
+        _check_counts(batch=B, pixels=B * p.inputs, minibatches=p.minibatches)
         state = tuple(torch.empty(*net.ensemble, B, n, dtype=net.dtype) for n in net.layer_sizes)
         residual = torch.empty(*net.ensemble, B, dtype=net.dtype)
         steps = torch.empty(net.ensemble, dtype=torch.int64)
@@ -248,6 +241,7 @@ class NativeEngine(Engine):
         p.batch = B
         p.free_steps, p.nudged_steps = free_steps, nudged_steps
         p.residual, p.steps, p.failed = residual.data_ptr(), steps.data_ptr(), failed.data_ptr()
+        held: list[Tensor] = []  # it lives until the kernel is done, whatever others do meanwhile
         for k, synapse in enumerate(net.synapses):
             p.state[k] = state[k].data_ptr()
             for field, target in (
@@ -256,13 +250,11 @@ class NativeEngine(Engine):
                 ("bias", p.bias),
             ):
                 parameter = getattr(synapse, field)
-                target[k] = None if parameter is None else parameter.data_ptr()
-        needed = p.members * self._library.scratch_bytes(ctypes.byref(p)) + 64
-        if needed > len(self._scratch):
-            self._scratch = torch.empty(needed, dtype=torch.uint8)
-        p.scratch = -(-self._scratch.data_ptr() // 64) * 64
-        getattr(self._library, function)(ctypes.byref(p))
-        if bool(failed.any()):
+                if parameter is not None:
+                    held.append(parameter.detach())
+                target[k] = None if parameter is None else held[-1].data_ptr()
+        p.scratch = self._scratch_at(p)
+        if getattr(self._library, function)(ctypes.byref(p)):
             return None
         return Relaxation(
             state=state,
@@ -272,3 +264,18 @@ class NativeEngine(Engine):
             member_steps=steps,
             tolerance=rule.tolerance,
         )
+
+    def _scratch_at(self, p: _Problem) -> int:
+        """Where the buffers of this problem lie; they are made larger if they have to be."""
+        needed = p.members * self._library.scratch_bytes(ctypes.byref(p)) + 64
+        if needed > len(self._scratch):
+            memory.require(needed, f"the buffers of {p.members} network(s), {p.batch} samples each")
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        return -(-self._scratch.data_ptr() // 64) * 64
+
+
+def _check_counts(**counts: int) -> None:
+    """The kernel counts in 32 bits."""
+    for name, count in counts.items():
+        if count >= LIMIT:
+            raise ValueError(f"kind 'native': {count} {name} at once: {LIMIT - 1} are the most")

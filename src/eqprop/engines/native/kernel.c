@@ -1,7 +1,8 @@
 /* One minibatch of a layered dense network, for one ensemble member after another.
 
    The numbers are those of the reference engine; the work is arranged anew:
-   - the drive of the input is computed once; pixels that are zero are skipped;
+   - the drive of the input is computed once; where most pixels are zero they are skipped, and
+     where most are not the product is dense;
    - continual updates of the input weights telescope: with G = X Xᵀ,
          X W_x(t) = X W_x(0) + c G R_t,    R_t = Σ of the post-synaptic changes;
    - C-EP leaves ∂Φ/∂θ independent of θ, so a block of hidden weights is
@@ -10,9 +11,10 @@
          A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t   (large ones);
    - C-VF accumulates W += c A_tᵀ D_t in a packed copy;
    - σ′ in the update (update_slope) is a factor of D, so the same identities hold with it.
-   `run` reads parameters and writes scratch; `commit` writes parameters. So a minibatch that
-   fails in any member leaves all of them as they were. `learn` does both, for many minibatches
-   gathered from a data set; there the caller keeps a copy.
+   A minibatch has four stages: read it, drive the first layer, run both phases, move the
+   parameters. `step` gives each stage of every member to its threads, and goes on to the last only
+   if no member has failed: then all parameters are as they were. `learn` takes each member through
+   many minibatches gathered from a data set; there the caller keeps a copy.
 
    A is what the layer before a synapse transmits, P what the layer after it does, rows are
    samples. Rows are padded to whole vectors; what stands in the padding is never summed over. */
@@ -35,6 +37,10 @@
 #endif
 #define NR 2
 #define MAX_LAYERS 8
+#define MAX_THREADS 256
+#define STRIP (8 * V) /* columns of the input weights that one thread reads at a time */
+#define AHEAD 32      /* rows of them that are asked for before they are needed */
+#define ROWS 98       /* rows of them that one thread moves at a time */
 
 #ifdef DOUBLE
 typedef double real;
@@ -80,6 +86,7 @@ typedef struct {
     real *residual;                    /* [members, batch] */
     int64_t *steps;                    /* [members] */
     int32_t *failed;                   /* [members] */
+    int32_t *progress;                 /* [2, members], zero: for the threads of `learn` */
     char *scratch;                     /* members × scratch_bytes(p) */
 } Problem;
 
@@ -172,14 +179,19 @@ typedef struct {
     real alpha;
 } Product;
 
-INLINE void block(const int rows, const int cols, const int transposed, Product p, int i, int j) {
+/* `far`: the input weights, as W or (transposed) as C, lie beyond the cache: ask for them ahead. */
+INLINE void block(const int rows, const int cols, const int transposed, const int far, Product p, int i, int j) {
     const real *A = p.A + (transposed ? i : i * p.lda), *W = p.W + j, *base = p.base ? p.base + i * p.ld + j : 0;
     real *C = p.C + i * p.ld + j;
     vec sum[MR][NR];
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < cols; c++) sum[r][c] = (vec){0};
+        for (int c = 0; c < cols; c++) {
+            sum[r][c] = (vec){0};
+            if (far && transposed) __builtin_prefetch(C + r * p.ld + c * V, 1);
+        }
     for (int k = 0; k < p.K; k++) {
         vec w[NR];
+        for (int c = 0; c < cols && far && !transposed; c++) __builtin_prefetch(W + (k + AHEAD) * p.ldw + c * V);
         for (int c = 0; c < cols; c++) w[c] = *(const vec *)(W + k * p.ldw + c * V);
         for (int r = 0; r < rows; r++) {
             real a = A[transposed ? k * p.lda + r : r * p.lda + k];
@@ -194,7 +206,7 @@ INLINE void block(const int rows, const int cols, const int transposed, Product 
         }
 }
 
-#define CASE(m) case m: block(m, cols, transposed, p, r, j); break;
+#define CASE(m) case m: block(m, cols, transposed, far, p, r, j); break;
 #if MR == 10
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10)
 #else
@@ -202,8 +214,8 @@ INLINE void block(const int rows, const int cols, const int transposed, Product 
 #endif
 /* Rows i to `end` of the columns from j on. `sigmoid`: C = σ(base + alpha · A · W), and `seen`
    what was not finite before. */
-INLINE void panel(const int cols, const int transposed, const int sigmoid, Product p, int i, int end, int j,
-                  vec *seen) {
+INLINE void panel(const int cols, const int transposed, const int sigmoid, const int far, Product p, int i, int end,
+                  int j, vec *seen) {
     for (int r = i; r < end; r += MR)
         switch (end - r < MR ? end - r : MR) { CASES }
     for (int r = i; sigmoid && r < end; r++)
@@ -215,20 +227,22 @@ INLINE void panel(const int cols, const int transposed, const int sigmoid, Produ
 }
 
 /* Columns up to n, in whole vectors. Of W and C, the larger is gone through once. */
-INLINE vec panels(const int transposed, const int sigmoid, int m, int n, Product p) {
+INLINE vec panels(const int transposed, const int sigmoid, const int far, int m, int n, Product p) {
     vec seen = {0};
     int at_once = p.K < m ? MR : m;
     for (int i = 0; i < m; i += at_once) {
         int end = m - i < at_once ? m : i + at_once, j = 0;
-        for (; j + NR * V <= n; j += NR * V) panel(NR, transposed, sigmoid, p, i, end, j, &seen);
-        for (; j < n; j += V) panel(1, transposed, sigmoid, p, i, end, j, &seen);
+        for (; j + NR * V <= n; j += NR * V) panel(NR, transposed, sigmoid, far, p, i, end, j, &seen);
+        for (; j < n; j += V) panel(1, transposed, sigmoid, far, p, i, end, j, &seen);
     }
     return seen;
 }
 
-static void multiply(int m, int n, Product p) { panels(0, 0, m, n, p); }
-static void multiply_transposed(int m, int n, Product p) { panels(1, 0, m, n, p); } /* Aᵀ · W */
-static vec multiply_and_activate(int m, int n, Product p) { return panels(0, 1, m, n, p); }
+static void multiply(int m, int n, Product p) { panels(0, 0, 0, m, n, p); }
+static void multiply_transposed(int m, int n, Product p) { panels(1, 0, 0, m, n, p); } /* Aᵀ · W */
+static vec multiply_and_activate(int m, int n, Product p) { return panels(0, 1, 0, m, n, p); }
+static void multiply_far(int m, int n, Product p) { panels(0, 0, 1, m, n, p); }
+static void multiply_transposed_far(int m, int n, Product p) { panels(1, 0, 1, m, n, p); }
 
 /* C = base + A · Bᵀ, for rows [i, i + DOTS) of A and [j, j + DOTS) of B */
 static void dot_block(int m, int n, int K, const real *A, long lda, const real *B, long ldb,
@@ -271,8 +285,10 @@ static void gram(int B, int n, const real *A, long lda, real *G) {
 
 typedef struct {
     const Problem *p;
-    int e, at, L, B, pad[MAX_LAYERS];         /* member, minibatch */
+    int e, at, L;                             /* member, minibatch, layers */
+    long B, pad[MAX_LAYERS];
     int silent;                               /* every rate is 0 */
+    int32_t *dense;                           /* whether few pixels are zero: the lists below are empty */
     double beta;
     const real *x, *y;                        /* [B, inputs], [B, size of the last layer] */
     real *gathered_x, *gathered_y;
@@ -353,8 +369,9 @@ static size_t layout(const Problem *p, Member *m, char *at) {
         }
     }
     TAKE(corrected, real, B * widest);
-    TAKE(gram_x, real, B * B);
-    TAKE(gram_l, real, B * B);
+    TAKE(gram_x, real, p->nudged_steps ? B * B : 0);
+    TAKE(gram_l, real, p->nudged_steps ? B * B : 0);
+    TAKE(dense, int32_t, 1);
     TAKE(first_entry, int32_t, p->inputs + 1);
     TAKE(sample, int32_t, B * p->inputs);
     TAKE(first_pixel, int32_t, B + 1);
@@ -378,6 +395,8 @@ static void open_member(const Problem *p, int e, int at, Member *m) {
     m->silent = 0;
     for (int l = 0; l < m->L; l++) m->pad[l] = padded(p->size[l]);
     layout(p, m, p->scratch + (size_t)e * scratch_bytes(p));
+    m->x = p->images ? m->gathered_x : p->x + (p->shared_x ? 0 : e * m->B * p->inputs);
+    m->y = p->images ? m->gathered_y : p->y + (p->shared_y ? 0 : e * m->B * p->size[m->L - 1]);
 }
 
 static real *parameter(real *base, const Member *m, long rows, long cols) {
@@ -402,29 +421,22 @@ static const int64_t *samples(const Member *m) {
     return m->p->index + ((long)m->at * m->p->members + m->e) * m->B;
 }
 
-/* The minibatch: given, or gathered from the data set. */
-static void read_minibatch(Member *m) {
+static void gather_minibatch(Member *m) {
     const Problem *p = m->p;
     long n = p->inputs, n_out = p->size[m->L - 1];
-    if (!p->images) {
-        m->x = p->x + (p->shared_x ? 0 : (long)m->e * m->B * n);
-        m->y = p->y + (p->shared_y ? 0 : (long)m->e * m->B * n_out);
-        return;
-    }
     memset(m->gathered_y, 0, m->B * n_out * sizeof(real));
     for (int b = 0; b < m->B; b++) {
         int64_t k = samples(m)[b];
         for (long i = 0; i < n; i++) m->gathered_x[b * n + i] = p->pixel[p->images[k * n + i]];
         m->gathered_y[b * n_out + p->labels[k]] = 1;
     }
-    m->x = m->gathered_x;
-    m->y = m->gathered_y;
 }
 
 /* What the free phase answered, before learning from it. */
 static void count_answers(const Member *m) {
     const Problem *p = m->p;
-    int last = m->L - 1, n = p->size[last];
+    int last = m->L - 1;
+    long n = p->size[last];
     for (int b = 0; b < m->B; b++) {
         const real *o = p->state[last] + ((long)m->e * m->B + b) * n, *y = m->y + b * n;
         int answer = 0;
@@ -436,11 +448,15 @@ static void count_answers(const Member *m) {
     }
 }
 
-/* The nonzero inputs, by sample and by pixel. */
+/* The nonzero inputs, by sample and by pixel, unless most are: then the products are dense. */
 static void read_input(Member *m) {
     const Problem *p = m->p;
-    long n = p->inputs;
+    long n = p->inputs, nonzero = 0;
     const real *x = m->x;
+    if (p->nudged_steps) gram(m->B, n, x, n, m->gram_x);
+    for (long i = 0; i < m->B * n; i++) nonzero += x[i] != 0;
+    *m->dense = 2 * nonzero > m->B * n;
+    if (*m->dense) return;
     memset(m->first_entry, 0, (n + 1) * sizeof(int32_t));
     int count = 0;
     for (int b = 0; b < m->B; b++) {
@@ -463,7 +479,6 @@ static void read_input(Member *m) {
         }
     memmove(m->first_entry + 1, m->first_entry, n * sizeof(int32_t));
     m->first_entry[0] = 0;
-    if (p->nudged_steps) gram(m->B, n, x, n, m->gram_x);
 }
 
 /* row += Σ value[k] · rows[index[k]] over `cols` vectors */
@@ -512,13 +527,29 @@ static void open_weights(Member *m) {
         else if (!shared(p, l))
             pack_transposed(w, before, n, m->wb[l], m->pad[l - 1]);
     }
-    const real *w = parameter(p->weight[0], m, p->inputs, p->size[0]);
-    long n = p->size[0];
-    for (long j = 0; j < n; j += 8 * V) /* a strip of the weights at a time: it stays in the cache */
+}
+
+/* Add the drive of the input to a strip of the columns of the first layer. A strip of the weights
+   stays in the cache while it is read for every sample. */
+static void drive_strip(Member *m, int strip) {
+    const Problem *p = m->p;
+    long n = p->size[0], inputs = p->inputs, j = strip * STRIP, width = n - j < STRIP ? n - j : STRIP;
+    long ld = m->pad[0], whole = *m->dense ? width / V * V : 0;
+    const real *w = parameter(p->weight[0], m, inputs, n) + j;
+    real *to = m->drive[0] + j;
+    if (!*m->dense) {
         for (int b = 0; b < m->B; b++) {
             int k = m->first_pixel[b];
-            gather_part(n - j < 8 * V ? n - j : 8 * V, m->first_pixel[b + 1] - k, m->pixel + k,
-                        m->by_sample + k, w + j, n, 1, m->drive[0] + b * m->pad[0] + j);
+            gather_part(width, m->first_pixel[b + 1] - k, m->pixel + k, m->by_sample + k, w, n, 1, to + b * ld);
+        }
+        return;
+    }
+    multiply_far(m->B, whole, (Product){m->x, inputs, w, n, to, to, ld, inputs, 1});
+    for (int b = 0; b < m->B; b++)
+        for (long c = whole; c < width; c++) { /* beyond the last whole vector of a row lies the next */
+            real sum = 0;
+            for (long i = 0; i < inputs; i++) sum += m->x[b * inputs + i] * w[i * n + c];
+            to[b * ld + c] += sum;
         }
 }
 
@@ -785,7 +816,7 @@ static int nudged_phase(Member *m) {
     open_blocks(m);
     real c = (real)p->rescale * coefficient(m, p->rate[0]);
     real c_bias = p->bias[0] ? (real)p->rescale * coefficient(m, p->bias_rate[0]) : 0;
-    for (int i = 0; i < m->B * m->B; i++) m->gram_x[i] = c * m->gram_x[i] + c_bias;
+    for (long i = 0; i < m->B * m->B; i++) m->gram_x[i] = c * m->gram_x[i] + c_bias;
     vec seen = {0};
     for (int t = 0; t < p->nudged_steps; t++) {
         for (int l = 0; l < m->L; l++)
@@ -844,7 +875,7 @@ static real largest(const real *v, long n) {
 static int may_overflow(const Member *m) {
     const Problem *p = m->p;
     double limit = sizeof(real) == 4 ? 1e37 : 1e307;
-    double from = largest(m->by_sample, m->first_pixel[m->B]);
+    double from = *m->dense ? largest(m->x, m->B * p->inputs) : largest(m->by_sample, m->first_pixel[m->B]);
     for (int l = 0; l < m->L; l++) {
         double rate = largest(m->rate[l], m->B * m->pad[l]), moved = largest(m->moved[l], m->B * m->pad[l]);
         double most = m->B * (1 + (from > rate ? from : rate)) * (1 + rate + moved) * p->nudged_steps;
@@ -858,24 +889,17 @@ static int may_overflow(const Member *m) {
     return 0;
 }
 
-static void run_member(const Problem *p, int e, int at) {
-    Member m;
-    open_member(p, e, at, &m);
-    read_minibatch(&m);
-    read_input(&m);
-    open_weights(&m);
-    int bad = free_phase(&m);
-    if (bad || !p->nudged_steps) {
-        p->failed[e] = bad;
-        return;
+static int run_phases(Member *m) {
+    const Problem *p = m->p;
+    int bad = free_phase(m);
+    if (bad || !p->nudged_steps) return bad;
+    if (p->images) count_answers(m);
+    bad = nudged_phase(m);
+    for (int l = 0; l < m->L; l++) {
+        if (!all_finite(m->s[l], m->B * m->pad[l]) || !all_finite(m->moved[l], m->B * m->pad[l])) bad = 1;
+        memmove(m->change[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
     }
-    if (p->images) count_answers(&m);
-    bad = nudged_phase(&m);
-    for (int l = 0; l < m.L; l++) {
-        if (!all_finite(m.s[l], m.B * m.pad[l]) || !all_finite(m.moved[l], m.B * m.pad[l])) bad = 1;
-        memmove(m.change[l], m.rate[l], m.B * m.pad[l] * sizeof(real));
-    }
-    p->failed[e] = bad || may_overflow(&m);
+    return bad || may_overflow(m);
 }
 
 /* w = scale · w + update, leaving out the padding */
@@ -896,42 +920,162 @@ static void unpack_blocks(const Member *m, int k, real scale, const real *f, con
     if (!p->tied) unpack(parameter(p->backward[k], m, b, a), b, a, scale, w, la, 1);
 }
 
-static void commit_member(const Problem *p, int e, int at) {
-    Member m;
-    open_member(p, e, at, &m);
-    for (int l = 0; l < m.L; l++) {
-        long n = p->size[l], ld = m.pad[l];
-        real *bias = parameter(p->bias[l], &m, 1, n);
-        real c = coefficient(&m, p->bias_rate[l]);
+static void move_hidden(Member *m) {
+    const Problem *p = m->p;
+    for (int l = 0; l < m->L; l++) {
+        long n = p->size[l], ld = m->pad[l];
+        real *bias = parameter(p->bias[l], m, 1, n);
+        real c = coefficient(m, p->bias_rate[l]);
         if (bias && c != 0)
             for (long j = 0; j < n; j++) {
                 real sum = 0;
-                for (int b = 0; b < m.B; b++) sum += m.moved[l][b * ld + j];
+                for (int b = 0; b < m->B; b++) sum += m->moved[l][b * ld + j];
                 bias[j] += c * sum;
             }
         if (l == 0) continue;
-        real cf = coefficient(&m, p->rate[l]), *f = m.wf[l];
+        real cf = coefficient(m, p->rate[l]), *f = m->wf[l];
         if (!accumulates(p)) { /* c (A_Kᵀ P_K − A_0ᵀ P_0), by way of the packed copy */
-            add_forward(&m, l, cf, m.change, m.change, 0, f);
-            add_forward(&m, l, -cf, m.first, m.first, f, f);
-            unpack_blocks(&m, l, 1, f, 0);
+            add_forward(m, l, cf, m->change, m->change, 0, f);
+            add_forward(m, l, -cf, m->first, m->first, f, f);
+            unpack_blocks(m, l, 1, f, 0);
         } else if (has_totals(p))
-            unpack_blocks(&m, l, 1, m.f0[l], m.b0[l]);
+            unpack_blocks(m, l, 1, m->f0[l], m->b0[l]);
         else /* C-VF: the packed copy is the new weight */
-            unpack_blocks(&m, l, 0, f, m.wb[l]);
-    }
-    long n = p->size[0];
-    real *w = parameter(p->weight[0], &m, p->inputs, n);
-    real c = coefficient(&m, p->rate[0]);
-    for (int i = 0; i < p->inputs && c != 0; i++) {
-        int k = m.first_entry[i];
-        for (long j = 0; j < n; j += 8 * V)
-            gather_part(n - j < 8 * V ? n - j : 8 * V, m.first_entry[i + 1] - k, m.sample + k,
-                        m.by_pixel + k, m.moved[0] + j, m.pad[0], c, w + i * n + j);
+            unpack_blocks(m, l, 0, f, m->wb[l]);
     }
 }
 
-/* ---- all members, a few at a time ----
+/* Move some rows of the input weights by c XᵀR. */
+static void move_rows(Member *m, int part) {
+    const Problem *p = m->p;
+    long n = p->size[0], inputs = p->inputs, first = part * ROWS, end = inputs - first < ROWS ? inputs : first + ROWS;
+    long ld = m->pad[0], whole = n / V * V;
+    real *w = parameter(p->weight[0], m, inputs, n), *R = m->moved[0];
+    real c = coefficient(m, p->rate[0]);
+    if (c == 0) return;
+    if (*m->dense)
+        multiply_transposed_far(end - first, whole,
+                            (Product){m->x + first, inputs, R, ld, w + first * n, w + first * n, n, m->B, c});
+    for (long i = first; i < end; i++) {
+        if (*m->dense) {
+            for (long j = whole; j < n; j++) {
+                real sum = 0;
+                for (int b = 0; b < m->B; b++) sum += m->x[b * inputs + i] * R[b * ld + j];
+                w[i * n + j] += c * sum;
+            }
+            continue;
+        }
+        int k = m->first_entry[i];
+        for (long j = 0; j < n; j += STRIP)
+            gather_part(n - j < STRIP ? n - j : STRIP, m->first_entry[i + 1] - k, m->sample + k, m->by_pixel + k,
+                        R + j, ld, c, w + i * n + j);
+    }
+}
+
+/* ---- the stages of a minibatch, each in parts that do not depend on each other ---- */
+
+static int strips(const Problem *p) { return (p->size[0] + STRIP - 1) / STRIP; }
+static int row_parts(const Problem *p) { return (p->inputs + ROWS - 1) / ROWS; }
+
+static void read_stage(Member *m, int part) {
+    (void)part;
+    if (m->p->images) gather_minibatch(m);
+    read_input(m);
+    open_weights(m);
+}
+static void phases_stage(Member *m, int part) {
+    (void)part;
+    m->p->failed[m->e] = run_phases(m);
+}
+static void move_stage(Member *m, int part) {
+    if (part == 0)
+        move_hidden(m);
+    else
+        move_rows(m, part - 1);
+}
+
+typedef struct {
+    void (*work)(Member *, int part);
+    int parts;
+} Stage;
+#define STAGES 4
+
+static void list_stages(const Problem *p, Stage *stages) {
+    Stage all[STAGES] = {{read_stage, 1}, {drive_strip, strips(p)}, {phases_stage, 1}, {move_stage, 1 + row_parts(p)}};
+    memcpy(stages, all, sizeof all);
+    if (!p->nudged_steps) stages[STAGES - 1].parts = 0;
+}
+
+/* Start as many helpers as there is work for and the system grants; work; wait for them. */
+static void share(const Problem *p, long work, void *(*worker)(void *), void *argument) {
+    pthread_t helpers[MAX_THREADS];
+    int started = 0, most = p->threads < MAX_THREADS ? p->threads : MAX_THREADS;
+    while (started + 1 < most && started + 1 < work && pthread_create(&helpers[started], 0, worker, argument) == 0)
+        started++;
+    worker(argument);
+    for (int i = 0; i < started; i++) pthread_join(helpers[i], 0);
+}
+
+/* ---- one minibatch of all members, stage by stage ---- */
+
+typedef struct {
+    const Problem *p;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    Stage stages[STAGES];
+    int stage;
+    long taken, finished; /* parts of this stage, of all members */
+} Shift;
+
+static int any_failed(const Problem *p) {
+    for (int e = 0; e < p->members; e++)
+        if (p->failed[e]) return 1;
+    return 0;
+}
+
+static void next_stage(Shift *shift) {
+    shift->stage = any_failed(shift->p) ? STAGES : shift->stage + 1; /* where one fails, none moves */
+    shift->taken = shift->finished = 0;
+    pthread_cond_broadcast(&shift->changed);
+}
+
+static void *stage_worker(void *argument) {
+    Shift *shift = argument;
+    const Problem *p = shift->p;
+    pthread_mutex_lock(&shift->lock);
+    while (shift->stage < STAGES) {
+        Stage stage = shift->stages[shift->stage];
+        long all = (long)p->members * stage.parts;
+        if (shift->finished == all) {
+            next_stage(shift);
+            continue;
+        }
+        if (shift->taken == all) {
+            pthread_cond_wait(&shift->changed, &shift->lock);
+            continue;
+        }
+        long mine = shift->taken++;
+        pthread_mutex_unlock(&shift->lock);
+        Member m;
+        open_member(p, mine / stage.parts, 0, &m);
+        stage.work(&m, mine % stage.parts);
+        pthread_mutex_lock(&shift->lock);
+        shift->finished++;
+    }
+    pthread_cond_broadcast(&shift->changed);
+    pthread_mutex_unlock(&shift->lock);
+    return 0;
+}
+
+/* One minibatch; without nudged steps, its free phase. Returns whether a member failed. */
+int step(const Problem *p) {
+    Shift shift = {p, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{0}}, 0, 0, 0};
+    list_stages(p, shift.stages);
+    share(p, (long)p->members * strips(p), stage_worker, &shift);
+    return any_failed(p);
+}
+
+/* ---- many minibatches of all members ----
 
    A member's minibatches follow each other; those of different members do not wait. So a free
    thread takes the member that is furthest behind, and the work is shared out evenly even if
@@ -939,10 +1083,9 @@ static void commit_member(const Problem *p, int e, int at) {
 
 typedef struct {
     const Problem *p;
-    void (*work)(const Problem *, int, int);
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int *done, *busy; /* [members] */
+    int32_t *done, *busy; /* [members] */
 } Queue;
 
 /* The free member that is furthest behind; −1: none is free; −2: nothing is left to start. */
@@ -958,7 +1101,16 @@ static int next_member(const Queue *queue) {
     return best;
 }
 
-static void *worker(void *argument) {
+static void learn_member(const Problem *p, int e, int at) {
+    Member m;
+    Stage stages[STAGES];
+    list_stages(p, stages);
+    open_member(p, e, at, &m);
+    for (int i = 0; i < STAGES && !p->failed[e]; i++)
+        for (int part = 0; part < stages[i].parts; part++) stages[i].work(&m, part);
+}
+
+static void *member_worker(void *argument) {
     Queue *queue = argument;
     pthread_mutex_lock(&queue->lock);
     for (int e; (e = next_member(queue)) != -2;) {
@@ -969,7 +1121,7 @@ static void *worker(void *argument) {
         queue->busy[e] = 1;
         int at = queue->done[e];
         pthread_mutex_unlock(&queue->lock);
-        queue->work(queue->p, e, at);
+        learn_member(queue->p, e, at);
         pthread_mutex_lock(&queue->lock);
         queue->busy[e] = 0;
         queue->done[e]++;
@@ -979,25 +1131,10 @@ static void *worker(void *argument) {
     return 0;
 }
 
-static void for_each_member(const Problem *p, void (*work)(const Problem *, int, int)) {
-    int counters[2 * p->members];
-    memset(counters, 0, sizeof counters);
-    Queue queue = {p, work, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, counters, counters + p->members};
-    pthread_t helpers[64];
-    int started = 0, wanted = (p->threads < p->members ? p->threads : p->members) - 1;
-    while (started < wanted && started < 64 && pthread_create(&helpers[started], 0, worker, &queue) == 0)
-        started++;
-    worker(&queue);
-    for (int i = 0; i < started; i++) pthread_join(helpers[i], 0);
+int learn(const Problem *p) {
+    Queue queue = {p, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, p->progress, p->progress + p->members};
+    share(p, p->members, member_worker, &queue);
+    return any_failed(p);
 }
 
-static void learn_member(const Problem *p, int e, int at) {
-    run_member(p, e, at);
-    if (!p->failed[e]) commit_member(p, e, at);
-}
-
-/* One minibatch up to the update; the update; or several minibatches, each with its update. */
-void run(const Problem *p) { for_each_member(p, run_member); }
-void commit(const Problem *p) { for_each_member(p, commit_member); }
-void learn(const Problem *p) { for_each_member(p, learn_member); }
 size_t problem_bytes(void) { return sizeof(Problem); }

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import SquaredError
-from eqprop.data import Split
 from eqprop.dynamics import Relaxation
 from eqprop.engines.compiling import CannotBuild, warn_slower
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
-from eqprop.engines.reference import ReferenceEngine
 from eqprop.network import Network
 from eqprop.rules import Continual, TwoPhase, VectorFieldRule
 from eqprop.timesteps import RealTime
@@ -87,7 +85,6 @@ class PersistentEngine(Engine):
         self.cost: SquaredError
         self._slower = slower
         self._too_large: set[int] = set()  # batches that do not fit
-        self._reference = ReferenceEngine(model, rule, rates, cost)
         self._deep = len(model.layers) == 3
         self._sources = (*COMMON, "two_hidden.cu" if self._deep else "one_hidden.cu")
         # larger clusters are tried only if all members run at once
@@ -216,79 +213,55 @@ class PersistentEngine(Engine):
         return constants
 
     def prepare(self, batch: int) -> None:
-        self._instead(batch)
+        self.instead(batch)
 
-    def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
+    def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        self.check_step(x, y)
-        sign = self.draw_sign() if sign is None else sign
-        if (slower := self._instead(x.shape[-2])) is not None:
-            output = slower.step(x, y, sign)
-            self.relaxation = slower.relaxation
-            return output
         problem = self._problem(x.shape[-2], rule.free_steps)
         problem.x, problem.y = self._flat(net.input_activation(x)), self._flat(self.targets(y))
         problem.beta = self.betas(sign).to(self.device, net.dtype)
         problem.nudged_steps = rule.nudged_steps
-        with self.restoring() as before:
-            relaxation = self._launch(problem, x.shape[-2])
-            if not self.healthy(relaxation.state):
-                self.restore(before)
-                output = self._reference.step(x, y, sign)
-                self.relaxation = self._reference.relaxation
-                return output
-        self.relaxation = relaxation
-        return relaxation.state[-1]
+        relaxation = self._launch(problem, x.shape[-2])
+        return relaxation if self.healthy(relaxation.state) else None
 
-    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
-        """All minibatches in one launch, gathered by the kernel from the bytes of the split."""
+    def learn_many(
+        self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
+    ) -> tuple[Relaxation, Counts] | None:
+        """All minibatches in one launch, gathered by the kernel."""
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
-        index = self.check_run(split, index, signs)
-        if split.classes != net.layer_sizes[-1]:
-            return super().run(split, index, signs)  # which says what is wrong
-        signs = self.draw_signs(len(index)) if signs is None else signs
-        if (slower := self._instead(index.shape[-1])) is not None:
-            found = slower.run(split, index, signs)
-            self.relaxation = slower.relaxation
-            return found
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         problem = self._problem(index.shape[-1], rule.free_steps)
         beta = self.all_betas(len(index), signs)
         problem.beta = beta.to(self.device, net.dtype).contiguous()
         problem.nudged_steps = rule.nudged_steps
-        problem.images, problem.labels = split.images.contiguous(), split.labels.contiguous()
-        problem.index = index.to(torch.int64).reshape(len(index), self._members, -1).contiguous()
+        problem.images, problem.labels = images, labels
+        problem.index = index.reshape(len(index), self._members, -1)
         problem.pixel = net.input_activation(bytes_).to(self.device)
         counts = torch.zeros(2, self._members, dtype=torch.float64, device=self.device)
         problem.wrong, problem.loss = counts[0], counts[1]
-        with self.restoring() as before:
-            relaxation = self._launch(problem, index.shape[-1])
-            if not self.healthy(relaxation.state):
-                self.restore(before)
-                return super().run(split, index, signs)  # one at a time: it raises where it fails
-        self.relaxation = relaxation
-        return Counts(*(count.reshape(net.ensemble) for count in counts))
+        relaxation = self._launch(problem, index.shape[-1])
+        if not self.healthy(relaxation.state):
+            return None
+        return relaxation, Counts(*(count.reshape(net.ensemble) for count in counts))
 
-    def relax(self, x: Tensor, free_steps: int) -> Relaxation:
+    def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
         net = self.model
         assert isinstance(net, Network)
-        self.check_relax(x, free_steps)
         problem = self._problem(x.shape[-2], free_steps)
         problem.x = self._flat(net.input_activation(x))
         relaxation = self._launch(problem, self._tile)
-        return relaxation if self.healthy(relaxation.state) else super().relax(x, free_steps)
+        return relaxation if self.healthy(relaxation.state) else None
 
     def _flat(self, samples: Tensor) -> Tensor:
         """[batch, n], or [members, batch, n]."""
         whole = samples if samples.ndim == 2 else samples.reshape(-1, *samples.shape[-2:])
         return whole.contiguous()
 
-    def _instead(self, batch: int) -> Engine | None:
-        """The engine that takes minibatches of this size, if the kernels cannot hold them."""
+    def instead(self, batch: int) -> Engine | None:
         if batch not in self._too_large:
             try:
                 self.kernel(batch)

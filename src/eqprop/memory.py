@@ -1,0 +1,78 @@
+"""How much memory there is, asked before much of it is taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+
+
+class NotEnoughMemory(ValueError):
+    """What was asked for does not fit: how much it would need, and how much there is."""
+
+
+def require(size: int, purpose: str, device: torch.device | str = "cpu") -> None:
+    """Raise `NotEnoughMemory` if `size` bytes for `purpose` cannot be had on the device."""
+    there = available(device)
+    if there is not None and size > there:
+        raise NotEnoughMemory(
+            f"{purpose} would need {_text(size)} of memory, but {torch.device(device).type} has "
+            f"{_text(there)}: make the network, the ensemble or the batch smaller"
+        )
+
+
+@contextmanager
+def enough_for(purpose: str) -> Iterator[None]:
+    """Raise `NotEnoughMemory` in the place of what an allocation in the body fails with."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        refused = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not refused and "can't allocate memory" not in str(error):
+            raise
+        raise NotEnoughMemory(
+            f"{purpose} needs more memory than there is: make the network, the ensemble or the "
+            "batch smaller"
+        ) from None
+
+
+def available(device: torch.device | str = "cpu") -> int | None:
+    """The bytes that can still be had on a device; None if nobody knows."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if torch.device(device).type != "cpu":
+        return None
+    limits = [limit for limit in (_system(), _container()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _system() -> int | None:
+    try:
+        rows = (line.split() for line in MEMINFO.read_text().splitlines())
+        sizes = {row[0]: 1024 * int(row[1]) for row in rows}
+        return sizes["MemAvailable:"] + sizes["SwapFree:"]
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    try:  # not on Linux: all there is
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _container() -> int | None:
+    try:
+        return int(CGROUP.read_text())
+    except (OSError, ValueError):  # "max"
+        return None
+
+
+def _text(size: int) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} bytes"
