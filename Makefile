@@ -1,7 +1,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: help setup browser train check bench test quick slow lint types mutation wheel picture clean
+.PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel picture clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ types: setup  ## Check types.
 
 mutation: setup  ## Plant defects in the sources and check that the tests catch each one.
 	$(BIN)/python tests/mutations.py
+
+faults: setup  ## Kill runs, damage files and give bad inputs, seeded (results/faults.json).
+	$(BIN)/python -m tests.faults
 
 wheel: setup  ## Build the wheel and the source distribution into dist/.
 	$(BIN)/python -m build --no-isolation

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def kill_runs(base: Path, straight: Path, kills: int, chance: random.Random, tal
             begun = (folder / "run").exists()
             words = [*TRAIN, *(["--resume"] if begun and chance.random() < 0.9 else [])]
             child = start(folder, lambda words=words: cli.main(words))  # type: ignore[misc]
-            outcome = finish(folder, child, chance.uniform(0, 0.8 * seconds))
+            outcome = finish(folder, child, chance.uniform(0, 1.3 * seconds))
             if outcome.code is None:
                 done += 1
                 tally.count("kill -9", None)
@@ -522,7 +522,7 @@ def workplace() -> Iterator[Path]:
         yield Path(folder)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -531,7 +531,7 @@ def main() -> int:
     parser.add_argument("--damages", type=int, default=300)
     parser.add_argument("--inputs", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("results/faults.json"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     chance, tally, begun = random.Random(options.seed), Tally(), time.monotonic()
     with workplace() as top:
