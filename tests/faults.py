@@ -75,7 +75,7 @@ def start(folder: Path, work: Callable[[], int]) -> int:
         for number, name in ((1, "stdout.txt"), (2, "stderr.txt")):
             to = os.open(folder.parent / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(to, number)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = work()
     except SystemExit as stop:
