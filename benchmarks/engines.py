@@ -18,6 +18,7 @@ from pathlib import Path
 import rows
 import torch
 from baseline import Baseline
+from torch import Tensor
 
 from eqprop import data
 from eqprop.data import Split
@@ -34,20 +35,34 @@ AT_ONCE = NativeEngine.chunk  # minibatches that an engine is given at once, as 
 def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
     """Median milliseconds for one network and minibatch, of each contender.
 
-    The engines gather their minibatches from the bytes of the data set; the baseline finds its
-    own ready.
+    With `run` the engines gather their minibatches from the bytes of the data set; the baseline
+    and `step` find theirs ready. Dense inputs are random, without a zero among them.
     """
     one, five = rows.load(row, 1), rows.load(row, 5)
     at_once = AT_ONCE if row.endswith("1h") else 4  # two hidden layers take long enough
     source = torch.Generator().manual_seed(0)
     index = torch.randint(len(train), (AT_ONCE, 5, 20), generator=source)
-    ready = [train.batch(i[0]) for i in index]
-    baseline = Baseline(*rows.alone(one))
+    ready = [train.batch(i) for i in index[:at_once]]
+    dense = [(torch.rand(5, 20, 784, generator=source), y) for _, y in ready]
+    baseline, dense_baseline = (Baseline(*rows.alone(one)) for _ in range(2))
 
-    def stepping() -> int:
-        for x, y in ready[:3]:
-            baseline.step(x, y)
-        return 3
+    def scripted(network: Baseline, batches: list[tuple[Tensor, Tensor]]) -> Callable[[], int]:
+        def run() -> int:
+            for x, y in batches[:3]:
+                network.step(x[0], y[0])
+            return 3
+
+        return run
+
+    def stepping(
+        engine: Engine, members: int, batches: list[tuple[Tensor, Tensor]]
+    ) -> Callable[[], int]:
+        def run() -> int:
+            for x, y in batches:
+                engine.step(x[:members], y[:members])
+            return len(batches) * members
+
+        return run
 
     def running(engine: Engine, members: int, count: int) -> Callable[[], int]:
         def run() -> int:
@@ -57,18 +72,22 @@ def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
         return run
 
     contenders: dict[str, Callable[[], int]] = {
-        "baseline": stepping,
+        "baseline": scripted(baseline, ready),
+        "baseline, dense": scripted(dense_baseline, dense),
         "reference": running(rows.engine(one, "reference"), 1, 2),
         "native, 1 network": running(rows.engine(one, "native"), 1, at_once),
         "native, 5 networks, 1 thread": running(rows.engine(five, "native", threads=1), 5, at_once),
         "native, 5 networks": running(rows.engine(five, "native"), 5, at_once),
+        "native, 5 networks, step": stepping(rows.engine(five, "native"), 5, ready),
+        "native, 1 network, step, dense": stepping(rows.engine(one, "native"), 1, dense),
+        "native, 5 networks, step, dense": stepping(rows.engine(five, "native"), 5, dense),
         "telescoped, 5 networks": running(rows.engine(five, "telescoped"), 5, 2),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for r in range(rounds + 1):
         for name, run in contenders.items():
             # the baseline runs as its authors run it, with torch's threads; the engines need one
-            torch.set_num_threads(2 if name in ("baseline", "reference") else 1)
+            torch.set_num_threads(1 if name.startswith(("native", "telescoped")) else 2)
             time.sleep(0.02)  # until the threads of the one before have gone to sleep
             started = time.perf_counter()
             done = run()
@@ -140,6 +159,19 @@ def table(results: dict[str, dict[str, float]], megabytes: dict[str, dict[str, f
             f"| {row} | {ms['baseline']:.1f} | {ms['reference']:.1f} | {single:.2f} | {five:.2f} | "
             f"{ms['baseline'] / single:.3g}× | {ms['baseline'] / five:.3g}× | "
             f"{mb['baseline']:.0f} | {mb['native, 5 networks']:.0f} |"
+        )
+    lines += [
+        "",
+        "| `step`, ms | 5 networks | 1 network, dense | 5 networks, dense | baseline, dense | "
+        "1 network, dense | 5 networks, dense |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row, ms in results.items():
+        single, five = (ms[f"native, {n}, step, dense"] for n in ("1 network", "5 networks"))
+        slow = ms["baseline, dense"]
+        lines.append(
+            f"| {row} | {ms['native, 5 networks, step']:.2f} | {single:.2f} | {five:.2f} | "
+            f"{slow:.1f} | {slow / single:.3g}× | {slow / five:.3g}× |"
         )
     return "\n".join(lines)
 

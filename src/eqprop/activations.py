@@ -13,9 +13,13 @@ Elementwise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Activation:
-    """σ and σ'. Where no derivative is given, `torch.func.grad` supplies it.
+    """σ and σ', each elementwise.
 
-    `bounds` are the values between which σ lies, if there are such.
+    Args:
+        name: what it is called.
+        value: σ.
+        derivative: σ'. Default None: `torch.func.grad` supplies it.
+        bounds: the values between which σ lies. Default None: there are none.
     """
 
     name: str

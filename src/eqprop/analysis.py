@@ -22,7 +22,12 @@ from eqprop.synapses import angle_between
 
 
 def angle(a: Tensor | Gradients, b: Tensor | Gradients, ensemble: Sequence[int] = ()) -> Tensor:
-    """The angle in degrees between two tensors, or two sets of tensors by name, [*ensemble]."""
+    """The angle in degrees between two tensors, or two sets of tensors by name, [*ensemble].
+
+    Args:
+        a, b: tensors of one shape, or {name: tensor} with the same names.
+        ensemble: the leading axes that are kept apart. Default (): none.
+    """
     return angle_between(_flat(a, ensemble)[..., None, :], _flat(b, ensemble)[..., None, :])
 
 
@@ -32,14 +37,24 @@ def _flat(value: Tensor | Gradients, ensemble: Sequence[int]) -> Tensor:
 
 
 def sign_agreement(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:
-    """The share of entries of a with the sign of b, [*ensemble], where b is above rounding."""
+    """The share of entries of a with the sign of b, [*ensemble], where b is above rounding.
+
+    Args:
+        a, b: tensors of one shape.
+        ensemble: the leading axes that are kept apart. Default (): none.
+    """
     tally = _Tally(tuple(ensemble))
     tally.add(a, b)
     return tally.sign_agreement()
 
 
 def relative_error(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:
-    """‖a − b‖ / ‖b‖, [*ensemble]: 0 where both are zero, infinite where only b is."""
+    """‖a − b‖ / ‖b‖, [*ensemble]: 0 where both are zero, infinite where only b is.
+
+    Args:
+        a, b: tensors of one shape.
+        ensemble: the leading axes that are kept apart. Default (): none.
+    """
     tally = _Tally(tuple(ensemble))
     tally.add(a, b)
     return tally.relative_error()
@@ -88,10 +103,16 @@ class _Tally:
 
 @dataclass(frozen=True)
 class Process:
-    """The gradients that a rule reads at each time t = 0 … K−1, stacked along a first axis."""
+    """The gradients that a rule reads at each time t = 0 … K−1, stacked along a first axis.
 
-    neurons: dict[str, Tensor]  # layer -> [K, *ensemble, batch, n], a sample
-    synapses: dict[str, Tensor]  # parameter -> [K, *shape], mean over the batch
+    Args:
+        neurons: {layer: [K, *ensemble, batch, n]}, for every sample.
+        synapses: {parameter: [K, *shape]}, mean over the batch.
+        free: the free phase that they rest on.
+    """
+
+    neurons: dict[str, Tensor]
+    synapses: dict[str, Tensor]
     free: Relaxation
 
     def total(self) -> Gradients:
@@ -108,12 +129,20 @@ def time_resolved(
     *,
     learning_rates: LearningRates | None = None,
 ) -> Process:
-    """−Δ_s(t), −Δ_θ(t) of a two-phase rule, or ∇_s(t), ∇_θ(t) of BPTT and RBP.
+    """−Δ_s(t), −Δ_θ(t) of a two-phase rule, or ∇_s(t), ∇_θ(t) of BPTT and RBP, as a `Process`.
 
-    `learning_rates` are those of training. With them, a continual rule moves θ during the phase
-    as training does: by η, or by rescale·η if the rule rescales. Any other rule updates θ once,
-    after the phase, so θ stays fixed; and so it does without `learning_rates` (η → 0). The model
-    itself is left as it is.
+    The model itself is left as it is.
+
+    Args:
+        model: the network, or another `Model`.
+        rule: the learning rule.
+        x: inputs, [batch, n] or [*ensemble, batch, n].
+        y: targets, [batch, n] or [*ensemble, batch, n].
+        cost: ℓ(output, y), one value per sample. Default: `SquaredError()`.
+        learning_rates: those of training, as `make_engine` takes them. With them, a continual rule
+            moves θ during the phase as training does: by η, or by rescale·η if the rule rescales.
+            Any other rule updates θ once, after the phase, so θ stays fixed; and so it does without
+            (default None, η → 0).
     """
     moving = _Moving(model, rule, x, y, cost, learning_rates)
     steps = list(moving)
@@ -141,6 +170,9 @@ def total_update(
     """`time_resolved(...).total()`, without storing the process: {parameter: Σ_t −Δ_θ(t)}.
 
     The total of a rule that rescales is the one which training multiplies by η, not by η_tiny.
+
+    Args:
+        model, rule, x, y, cost, learning_rates: as in `time_resolved`.
     """
     return total(_Moving(model, rule, x, y, cost, learning_rates))
 
@@ -177,11 +209,18 @@ class _Moving(Iterator[Step]):
 
 @dataclass(frozen=True)
 class Tolerances:
-    """What `gddcheck` accepts, for every layer and every parameter."""
+    """What `gddcheck` accepts, for every layer and every parameter.
 
-    relative_error: float = 0.1  # ‖−Δ − ∇‖ / ‖∇‖ over all t
-    angle: float = 10.0  # degrees, between the totals
-    sign_agreement: float = 0.9  # share of entries over all t where ∇ is not zero
+    Args:
+        relative_error: the largest ‖−Δ − ∇‖ / ‖∇‖ over all t. Default 0.1.
+        angle: the largest angle between the totals, in degrees. Default 10.
+        sign_agreement: the smallest share of entries with equal signs over all t, where ∇ is not
+            zero. Default 0.9.
+    """
+
+    relative_error: float = 0.1
+    angle: float = 10.0
+    sign_agreement: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -197,16 +236,27 @@ class GddRow:
 
 @dataclass(frozen=True)
 class GddReport:
-    """The verdict of `gddcheck`. It prints as a table."""
+    """The verdict of `gddcheck`. It prints as a table; `passed` is the answer.
+
+    Args:
+        rule: the name of the rule.
+        steps: K, how many steps were compared.
+        moving: whether the weights moved during the phase.
+        residual: of the free phase.
+        tolerances: what was accepted.
+        neurons: one row per layer.
+        synapses: one row per parameter.
+        angle: in degrees, between the totals of all parameters together.
+    """
 
     rule: str
     steps: int
-    moving: bool  # whether the weights moved during the phase
+    moving: bool
     residual: float
     tolerances: Tolerances
     neurons: tuple[GddRow, ...]
     synapses: tuple[GddRow, ...]
-    angle: float  # between the totals of all parameters together
+    angle: float
 
     @property
     def rows(self) -> tuple[GddRow, ...]:
@@ -251,9 +301,19 @@ def gddcheck(
     """Check the gradient-descending dynamics (Theorem 1) of a rule on a model, at its β and η.
 
     What `torch.autograd.gradcheck` does for a backward pass: the rule's updates Δ(t) of every
-    layer and parameter are held against −∇(t) of BPTT, t = 0 … K−1. `learning_rates` move the
-    weights during the phase where training does, under a continual rule (see `time_resolved`);
-    the report says whether they moved. Use float64.
+    layer and parameter are held against −∇(t) of BPTT, t = 0 … K−1. Returns a `GddReport`, which
+    prints as a table and has `passed`. Use float64.
+
+    Args:
+        model: the network, or another `Model`; it is left as it is.
+        rule: the learning rule, with `free_steps` no fewer than K.
+        x: inputs, [batch, n] or [*ensemble, batch, n].
+        y: targets, [batch, n] or [*ensemble, batch, n].
+        cost: ℓ(output, y), one value per sample. Default: `SquaredError()`.
+        learning_rates: as `make_engine` takes them. They move the weights during the phase where
+            training does, under a continual rule; the report says whether they moved. Default
+            None: weights held still.
+        tolerances: how much rule and BPTT may differ. Default: `Tolerances()`.
     """
     K = rule.horizon
     if rule.free_steps < K:

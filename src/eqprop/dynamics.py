@@ -19,7 +19,13 @@ from eqprop.model import Model, State, per_member
 
 
 class NonFinite(ArithmeticError):
-    """Neurons or weights became NaN or infinite: where, and in which members ([*ensemble])."""
+    """Neurons or weights became NaN or infinite.
+
+    Args:
+        place: the layer or parameter.
+        happened: after which step or update.
+        members: which members, a bool tensor [*ensemble].
+    """
 
     def __init__(self, place: str, happened: str, members: Tensor) -> None:
         self.place, self.members = place, members
@@ -32,7 +38,14 @@ class NonFinite(ArithmeticError):
 
 
 class NonFiniteState(NonFinite):
-    """A neuron of a layer, at a step of a phase."""
+    """A neuron became NaN or infinite.
+
+    Args:
+        layer: its name.
+        step: of the phase, from 1 on.
+        phase: "free" or "nudged".
+        members: which members, a bool tensor [*ensemble].
+    """
 
     def __init__(self, layer: str, step: int, phase: str, members: Tensor) -> None:
         self.layer, self.step, self.phase = layer, step, phase
@@ -45,18 +58,25 @@ class NotSettled(UserWarning):
 
 @dataclass(frozen=True)
 class Relaxation:
-    """What a free phase came to.
+    """Result of a free phase.
 
-    `residual` is the largest change of any neuron at its last update: zero at a steady state.
+    Args:
+        state: where it ended, one tensor [*ensemble, batch, n] per layer.
+        residual: the largest change of any neuron at its last update; zero at a steady state.
+        steps: how many it took, the most of any member.
+        sample_residual: the residual of each sample, [*ensemble, batch].
+        member_steps: the steps of each member, [*ensemble].
+        tolerance: the residual at which it would have ended early, if any.
+        history: the states before the last steps, oldest first; as many as `relax` was to keep.
     """
 
     state: State
     residual: float
-    steps: int  # the most that any member took
-    sample_residual: Tensor  # [*ensemble, batch]
-    member_steps: Tensor  # [*ensemble]
+    steps: int
+    sample_residual: Tensor
+    member_steps: Tensor
     tolerance: float | None = None
-    history: tuple[State, ...] = ()  # the states before the last steps, oldest first
+    history: tuple[State, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -75,13 +95,19 @@ def relax(
     state: State | None = None,
     keep: int = 0,
 ) -> Relaxation:
-    """Run the free phase for exactly `steps` steps, or until no neuron moves by more than
-    `tolerance` (each ensemble member stops for itself).
+    """Run the free phase; return its end as a `Relaxation`.
 
-    `in_turn` moves the two groups of layers of `model.split()` alternately, one group a step:
-    half the work, the same steady states, and none of the alternation between two of them that
-    synchronous steps allow. `state` is s_0 (zero by default); `keep` records that many states
-    from the end of the way, for BPTT.
+    Args:
+        model: the network, or another `Model`.
+        x: inputs, [batch, n] or [*ensemble, batch, n].
+        steps: how many, at most; a positive integer.
+        tolerance: end once no neuron moves by more than this; each ensemble member stops for
+            itself. Default None: take exactly `steps` steps.
+        in_turn: move the two groups of layers of `model.split()` alternately, one group per step:
+            half the work, the same steady states, and none of the alternation between two of them
+            that synchronous steps allow. Default False.
+        state: s_0, one tensor per layer. Default None: zero.
+        keep: how many states to record from the end of the way, for BPTT. Default 0.
     """
     check_steps("steps", steps)
     check_tolerance(tolerance)

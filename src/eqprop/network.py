@@ -21,7 +21,13 @@ from eqprop.update_slope import UpdateSlope
 
 @dataclass(frozen=True)
 class Input:
-    """The static input x. In real time the paper transmits σ(x): give it the activation."""
+    """The static input x.
+
+    Args:
+        size: how many numbers x has per sample.
+        activation: what it transmits is this function of x. Default: x itself. In real time the
+            paper transmits σ(x).
+    """
 
     size: int
     activation: Activation | str | Elementwise = IDENTITY
@@ -33,7 +39,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Layer:
-    """Neurons that share an activation. The last layer of a network is its output."""
+    """Neurons that share an activation. The last layer of a network is its output.
+
+    Args:
+        name: what synapses call it; not "input".
+        size: how many neurons it has.
+        activation: σ: "sigmoid" (default), "tanh", "hard_sigmoid", "identity", an `Activation`, or
+            any elementwise function.
+    """
 
     name: str
     size: int
@@ -52,10 +65,19 @@ def _check_size(name: str, size: int) -> None:
 
 
 class Network(Model):
-    """The transition function F of any topology of layers and synapses.
+    """The transition function F(x, s, θ) of any topology of layers and synapses.
 
-    `layers` starts with the `Input` and ends with the output layer. `synapses` name the layers
-    they join. Every parameter is [*ensemble, ...], every state [*ensemble, batch, n].
+    A `torch.nn.Module`. Every parameter is [*ensemble, ...], every state [*ensemble, batch, n].
+
+    Args:
+        layers: the `Input`, then one `Layer` or more; the last is the output.
+        synapses: `Dense(...)` and others, which name the layers that they join.
+        time: `Discrete()` (default), or `RealTime(dt)`.
+        ensemble: how many networks it holds, as a number or a shape. Default (): one, without an
+            ensemble axis.
+        seed: of the initial weights and of the signs of β. Member i has seed + i; or one per
+            member. Default 0.
+        dtype: of the parameters. Default float32.
     """
 
     synapses: Sequence[Synapses]
@@ -324,12 +346,26 @@ def layered(
     seed: int | Sequence[int] = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Network:
-    """The paper's network: a chain of layers, sizes from input to output.
+    """Return the paper's network: a chain of dense layers.
 
-    `tied` and `time` are the two axes of appendix E; `angle` is the initial Ψ in degrees
-    between forward and backward weights (untied only), a value a member if wanted. In real
-    time the input transmits σ(x), as the paper writes it. Member i of an ensemble is exactly
-    the network of seed `seed + i`.
+    In real time the input transmits σ(x), as the paper writes it. Member i of an ensemble is
+    exactly the network of seed `seed + i`.
+
+    Args:
+        sizes: numbers of neurons from input to output, two or more.
+        tied: one weight for both directions (default True; EP, C-EP), or a backward weight of its
+            own for each synapse (VF, C-VF).
+        time: `Discrete()` (default), or `RealTime(dt)`.
+        activation: σ of every layer: "sigmoid" (default), "tanh", "hard_sigmoid", "identity", an
+            `Activation`, or any elementwise function.
+        bias: whether neurons have one. Default True.
+        init: how weights are drawn: "glorot" (default; the paper's text), "fan_in" (its code), or
+            a function (shape, fan_in, fan_out, generator) -> tensor.
+        angle: the initial Ψ in degrees between forward and backward weights, 0 to 180, untied
+            only; a number, or one per member. Default 0.
+        ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
+        seed: of the first member, or one per member. Default 0.
+        dtype: of the parameters. Default float32.
     """
     if len(sizes) < 2:
         raise ValueError(f"sizes must name an input and an output at least, not {sizes}")

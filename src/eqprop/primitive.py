@@ -92,9 +92,15 @@ class _UserModel(Model):
 class Primitive(_UserModel):
     """F = ∂Φ/∂s for a Φ(x, s, θ) written in plain PyTorch.
 
-    `phi(x, s, theta)` gets the state as a tuple of tensors [*ensemble, batch, n], one for each
-    entry of `layers`, and the parameters by name; it returns one value a sample. The last
-    layer is the output. F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func`.
+    F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func`.
+
+    Args:
+        phi: Φ(x, s, theta). It gets the state as a tuple of tensors [*ensemble, batch, n], one for
+            each entry of `layers`, and the parameters by name; it returns one value per sample.
+        parameters: {name: initial value}, each [*ensemble, ...].
+        layers: {name: number of neurons}; the last is the output.
+        inputs: the width of x. Default None: any.
+        ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
     """
 
     def __init__(
@@ -135,8 +141,15 @@ class Primitive(_UserModel):
 class VectorField(_UserModel):
     """A transition function F(x, s, θ) of the user's own that need not derive from any Φ.
 
-    `f(x, s, theta)` returns the next state, one tensor a layer. Vector-field rules, BPTT and
-    RBP apply; EP and C-EP do not.
+    Vector-field rules, BPTT and RBP apply; EP and C-EP do not.
+
+    Args:
+        f: F(x, s, theta). It gets what `phi` of a `Primitive` gets, and returns the next state, one
+            tensor per layer.
+        parameters: {name: initial value}, each [*ensemble, ...].
+        layers: {name: number of neurons}; the last is the output.
+        inputs: the width of x. Default None: any.
+        ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
     """
 
     def __init__(
@@ -168,6 +181,10 @@ def toy_model(theta: float = 1.0, dtype: torch.dtype = torch.float64) -> Primiti
     """The scalar model of appendix C: Φ = ¼(s + θ)², so F = ½(s + θ) and s_* = θ.
 
     Its loss is ½s²: `SquaredError` with y = 0. It ignores x.
+
+    Args:
+        theta: the initial θ. Default 1.
+        dtype: of θ. Default float64.
     """
     return Primitive(
         _toy_phi, parameters={"theta": torch.tensor(theta, dtype=dtype)}, layers={"s": 1}

@@ -113,12 +113,21 @@ class Synapses(nn.Module, ABC):
 class Dense(Synapses):
     """All-to-all synapses between two layers, from the input, or within one layer.
 
-    `tied`: one weight read in both directions (EP, C-EP). Untied: a `backward_weight` of its
-    own (VF, C-VF), drawn as the transposed forward weight with each sign flipped with
-    probability p(Ψ) = ½(1 − cos Ψ), so that `angle` = Ψ degrees lies between the two.
+    Within one layer (`pre == post`) tied means that the block is symmetric, untied that each of
+    its n(n−1) connections is free.
 
-    Within one layer (`pre == post`) the block has no diagonal unless `self_loops`; tied means
-    that it is symmetric, untied that each of its n(n−1) connections is free.
+    Args:
+        pre: the name of the layer before, or "input".
+        post: the name of the layer after.
+        tied: one weight read in both directions (default True; EP, C-EP). Untied: a
+            `backward_weight` of its own (VF, C-VF).
+        bias: whether the layer after gets one. Default False.
+        init: how weights are drawn: "glorot" (default), "fan_in", or a function (shape, fan_in,
+            fan_out, generator) -> tensor.
+        angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
+            member. The backward weight is the transposed forward weight, each sign flipped with
+            probability ½(1 − cos Ψ). Default 0.
+        self_loops: within one layer, whether neurons feed themselves. Default False.
     """
 
     weight: nn.Parameter  # [*ensemble, n_pre, n_post]

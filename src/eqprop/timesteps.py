@@ -47,9 +47,11 @@ class Discrete:
 class RealTime:
     """s_{t+1} = (1 − ε) s_t + ε σ'(s_t) · (W σ(s_t) + W_x σ(x)), with ε = `dt`.
 
-    `slope` says where the factor σ' stands, on which the paper and its code disagree:
-    "all" layers, so that F = ∂Φ/∂s and Theorem 1 holds; "none", as the paper prints its
-    equations of motion; "hidden" layers but not the output, as in the authors' code.
+    Args:
+        dt: ε, the length of a step in (0, 1].
+        slope: where the factor σ' stands, on which the paper and its code disagree: "all" layers
+            (default), so that F = ∂Φ/∂s and Theorem 1 holds; "none", as the paper prints its
+            equations of motion; "hidden" layers but not the output, as in the authors' code.
     """
 
     dt: float

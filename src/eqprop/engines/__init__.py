@@ -30,15 +30,25 @@ def make_engine(
     frozen: Sequence[str] = (),
     threads: int | None = None,
 ) -> Engine:
-    """An engine that trains `model` in place with `rule`.
+    """Return an engine that trains `model` in place with `rule`.
 
-    `learning_rates`: one a synapse from input to output, or one for all, or {parameter name:
-    rate}; each may be a tensor [*ensemble]. `frozen` names parameters that do not move. `kind`
-    "auto" takes the fastest engine that can run this combination, "reference" the plain one for
-    any model, "native" the compiled one for layered networks on the CPU, which runs `threads`
-    members at a time (default: one a core), "telescoped" the one that a GPU runs as a graph,
-    "persistent" the kernels that hold a network with one or two hidden layers on the chip of a
-    GPU.
+    `engine.step(x, y)` learns from one minibatch, `engine.run(split, index)` from many,
+    `engine.relax(x, free_steps)` runs the free phase alone. All engines compute the same numbers.
+
+    Args:
+        model: the network, or another `Model`. The engine is made for its parameters as they are:
+            their values may change, not their shapes, dtype or device.
+        rule: the learning rule, such as `EP(...)`.
+        learning_rates: η > 0. One for all, or one per synapse from input to output, or {parameter
+            name: rate}; each a number or a tensor [*ensemble]. Parameters without one stay.
+        kind: "auto" (default) takes the fastest engine that can run this combination,
+            "reference" the plain one for any model, "native" the compiled one for layered networks
+            on the CPU, "telescoped" the one that a GPU runs as a graph, "persistent" the kernels
+            that hold a network with one or two hidden layers on the chip of a GPU.
+        cost: ℓ(output, y), one value per sample. Default: `SquaredError()`; only the reference
+            engine runs another.
+        frozen: names of parameters that do not move. Default: none.
+        threads: how many threads the compiled engine uses, 1 to 256. Default: one per core.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")

@@ -102,12 +102,12 @@ class Engine(ABC):
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         """Learn from one minibatch; return the output of the free phase, [*ensemble, batch, n].
 
-        x: the inputs, [batch, n] or [*ensemble, batch, n], of the model's dtype and device.
-        y: the targets, [batch, n] or [*ensemble, batch, n], or class indices without the last axis.
-        sign: the sign of β, ±1 per member, [*ensemble]; drawn if the rule asks for it and none is
-            given.
-
         A step that raises leaves the parameters as they were.
+
+        Args:
+            x: inputs, [batch, n] or [*ensemble, batch, n], of the model's dtype and device.
+            y: targets, [batch, n] or [*ensemble, batch, n], or class indices without the last axis.
+            sign: of β, ±1 per member, [*ensemble]. Default None: drawn, if the rule asks for it.
         """
         with self._turn():
             self.check_step(x, y)
@@ -121,12 +121,13 @@ class Engine(ABC):
     def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
         """Learn from some minibatches of a split, one after another; return what was counted.
 
-        split: the images and labels, on the device of the model.
-        index: which samples, [minibatches, *ensemble, batch], or [minibatches, batch] for all
-            members alike.
-        signs: the signs of β, [minibatches, *ensemble]; drawn as in `step` if not given.
-
         If one of them raises, the parameters are as they were before the first.
+
+        Args:
+            split: images and labels, on the device of the model.
+            index: which samples, [minibatches, *ensemble, batch], or [minibatches, batch] for all
+                members alike.
+            signs: of β, [minibatches, *ensemble]. Default None: drawn, if the rule asks for it.
         """
         with self._turn():
             index = self.check_run(split, index, signs)
@@ -141,8 +142,9 @@ class Engine(ABC):
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
         """The free phase alone, as the rule would run it.
 
-        x: the inputs, [batch, n] or [*ensemble, batch, n].
-        free_steps: how many steps it takes at most.
+        Args:
+            x: inputs, [batch, n] or [*ensemble, batch, n].
+            free_steps: how many steps it takes at most.
         """
         with self._turn():
             self.check_relax(x, free_steps)

@@ -23,9 +23,11 @@ from eqprop.rules.rule import Rule, Step, Trial, total
 
 @dataclass(frozen=True, kw_only=True)
 class BPTT(Rule):
-    """The gradient of L = ℓ(s_T, y) after T = `free_steps`, s_0 = 0.
+    """Backpropagation through time: the gradient of L = ℓ(s_T, y) after T steps from s_0 = 0.
 
-    `backward_steps` = K truncates it to the last K steps; by default K = T, the full gradient.
+    Args:
+        backward_steps: K, the last steps that it goes back through; at most `free_steps`. Default
+            None: all of them, the full gradient.
     """
 
     backward_steps: int | None = None

@@ -16,7 +16,11 @@ from eqprop.rules.two_phase import Continual, neuron_updates, nudge, synapse_upd
 
 @dataclass(frozen=True, kw_only=True)
 class ContinualEP(Continual):
-    """C-EP needs a primitive function Φ: tied synapses, or a `Primitive`."""
+    """Continual EP: K small gradients per minibatch, one at every step of the nudged phase.
+
+    It needs a primitive function Φ: tied synapses, or a `Primitive`. The weights move between two
+    of them, so give it plain descent: an adaptive optimiser does not keep their sizes.
+    """
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
         return (step.synapses for step in self.resolved(trial))

@@ -17,7 +17,10 @@ from eqprop.rules.vector_field import VectorFieldRule
 
 @dataclass(frozen=True, kw_only=True)
 class ContinualVF(VectorFieldRule, Continual):
-    """C-VF needs no primitive function: forward and backward weights may differ."""
+    """The continual vector field: K small gradients per minibatch, as in `ContinualEP`.
+
+    It needs no primitive function: forward and backward weights may differ.
+    """
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
         return (step.synapses for step in self.resolved(trial))

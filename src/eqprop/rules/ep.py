@@ -16,7 +16,10 @@ from eqprop.rules.two_phase import TwoPhase, nudge, synapse_updates
 
 @dataclass(frozen=True, kw_only=True)
 class EP(TwoPhase):
-    """EP needs a primitive function Φ: tied synapses, or a `Primitive`."""
+    """Equilibrium propagation: one gradient per minibatch, from the two ends of the nudged phase.
+
+    It needs a primitive function Φ: tied synapses, or a `Primitive`.
+    """
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
         s = trial.free.state  # s_0^β = s_*, which EP has to store

@@ -31,10 +31,13 @@ from eqprop.rules.rule import Rule, Step, Trial, total
 
 @dataclass(frozen=True, kw_only=True)
 class RBP(Rule):
-    """The gradient of the loss at the steady state, L* = ℓ(s_*, y).
+    """Recurrent backpropagation: the gradient of the loss at the steady state, L* = ℓ(s_*, y).
 
-    `backward_steps` is the number of iterations, by default as many as `free_steps`: both
-    ways converge at the same rate. With a `tolerance` each stops when nothing moves any more.
+    Args:
+        backward_steps: the iterations of the backward pass. Default None: as many as
+            `free_steps`, since both ways converge at the same rate.
+        tolerance: end each way once nothing moves by more than this. Default None: never.
+        in_turn: update the layers of the free phase in turn (see `relax`). Default False.
     """
 
     backward_steps: int | None = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from inspect import cleandoc
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -21,7 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Step:
-    """Time t of a rule: −Δ_s(t) or ∇_s(t) a sample, −Δ_θ(t) or ∇_θ(t) as mean over the batch."""
+    """Time t of a rule.
+
+    Args:
+        neurons: −Δ_s(t) or ∇_s(t), one tensor [*ensemble, batch, n] per layer, for every sample.
+        synapses: −Δ_θ(t) or ∇_θ(t), {parameter name: tensor}, as mean over the batch.
+    """
 
     neurons: State
     synapses: Gradients
@@ -54,9 +60,23 @@ class Stream(Iterator[T], Generic[T]):
 class Rule(ABC):
     """A rule never writes parameters. Whoever consumes the stream of a continual rule may move
     θ between two items: it reads θ anew at each.
+
+    Args:
+        free_steps: T, the steps of the free phase, from s = 0; a positive integer.
     """
 
     free_steps: int
+    _documented: ClassVar[str | None]  # the docstring as it is written
+
+    def __init_subclass__(cls) -> None:
+        """Let the docstring of a rule explain the arguments that it inherits, too."""
+        super().__init_subclass__()
+        kinds = [kind for kind in reversed(cls.__mro__) if issubclass(kind, Rule)]
+        parts = [cleandoc(vars(kind).get("_documented", kind.__doc__) or "") for kind in kinds]
+        cls._documented = cls.__doc__
+        explained = [part.partition("Args:\n")[2] for part in parts]
+        own = parts[-1].partition("Args:\n")[0].rstrip()
+        cls.__doc__ = "\n".join([own, "", "Args:", *(text for text in explained if text)])
 
     @property
     @abstractmethod
@@ -89,7 +109,10 @@ class Rule(ABC):
         *,
         sign: Tensor | None = None,
     ) -> Stream[Step]:
-        """The time-resolved gradients of neurons and synapses, t = 0 … K−1."""
+        """The time-resolved gradients of neurons and synapses, t = 0 … K−1.
+
+        Takes what `gradients` takes; yields one `Step` per time t.
+        """
         trial = self._present(model, x, y, cost, sign)
         return Stream(trial.free, self.resolved(trial))
 
@@ -104,8 +127,14 @@ class Rule(ABC):
     ) -> Stream[Gradients]:
         """What an optimiser applies: K items from a continual rule, one from any other.
 
-        Each is {parameter name: gradient}, uphill on the loss, mean over the batch. `sign` (±1,
-        one a member) multiplies β.
+        Each is {parameter name: gradient}, uphill on the loss, mean over the batch.
+
+        Args:
+            model: the network, or another `Model`.
+            x: inputs, [batch, n] or [*ensemble, batch, n].
+            y: targets, [batch, n] or [*ensemble, batch, n].
+            cost: ℓ(output, y), one value per sample.
+            sign: ±1 per member, [*ensemble]; it multiplies β. Drawn if None and `random_sign`.
         """
         trial = self._present(model, x, y, cost, sign)
         return Stream(trial.free, self.applied(trial))

@@ -22,11 +22,18 @@ from eqprop.rules.rule import Rule, Trial
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPhase(Rule, ABC):
-    """The hyperparameters of the paper: β (`beta`), T (`free_steps`) and K (`nudged_steps`).
+    """A free phase, then a nudged one.
 
-    `beta` is one number, or a tensor [*ensemble] with one a member; it may be negative.
-    `tolerance` ends the free phase early, `in_turn` updates its layers in turn (see `relax`).
-    `random_sign` draws the sign of β for each minibatch, + or − with probability ½.
+    Args:
+        beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
+            member. It may be negative.
+        nudged_steps: K, the steps of the second phase, from the steady state; a positive integer.
+        tolerance: end the free phase once no neuron moves by more than this in a step. Default
+            None: take exactly `free_steps` steps.
+        in_turn: update the layers of the free phase in turn, every second one per step (see
+            `relax`). Default False: all at once.
+        random_sign: draw the sign of β for each minibatch, + or − with probability ½. Default
+            False.
     """
 
     beta: float | Tensor
@@ -79,8 +86,10 @@ class TwoPhase(Rule, ABC):
 class Continual(TwoPhase, ABC):
     """θ moves at every step of the second phase.
 
-    `rescale` = η_tiny/η asks for the procedure of appendix F.2: whoever consumes the stream
-    moves θ by that share of η within the phase, and rescales the total after it.
+    Args:
+        rescale: η_tiny/η in (0, 1] asks for the procedure of appendix F.2: whoever consumes the
+            stream moves θ by that share of η within the phase, and rescales the total after it.
+            Default None: by all of η.
     """
 
     rescale: float | None = None

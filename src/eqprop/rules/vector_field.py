@@ -20,8 +20,12 @@ from eqprop.update_slope import UpdateSlope, as_update_slope
 
 @dataclass(frozen=True, kw_only=True)
 class VectorFieldRule(TwoPhase, ABC):
-    """`update_slope`: where σ′ is evaluated in the update of a discrete-time network, "none"
-    (text and release), "own" (published results) or "full" (exactly ∂F/∂W).
+    """Updates from ∂F/∂W.
+
+    Args:
+        update_slope: where σ′ is evaluated in the update of a discrete-time network: "none"
+            (default; the paper's text and release), "own" (its published results) or "full"
+            (exactly ∂F/∂W).
     """
 
     update_slope: UpdateSlope | str = UpdateSlope.NONE

@@ -15,7 +15,10 @@ from eqprop.rules.vector_field import VectorFieldRule
 
 @dataclass(frozen=True, kw_only=True)
 class VF(VectorFieldRule):
-    """VF needs no primitive function: forward and backward weights may differ."""
+    """The vector-field rule: one gradient per minibatch, the updates of C-VF at fixed weights.
+
+    It needs no primitive function: forward and backward weights may differ.
+    """
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
         yield total(self.resolved(trial))
