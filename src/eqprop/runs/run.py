@@ -30,22 +30,30 @@ Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """What a training run came to. All lists have one entry per network, in the same order.
+    """Result of a training run. All lists have one entry per network, in the same order.
 
-    `net` are the networks as last saved or trained, one ensemble [E] of the members `living`;
-    None where there are none, since all are frozen or none was saved. They have seen `epoch`
-    epochs and `minibatch` minibatches of the next.
+    Args:
+        recipe: what was trained.
+        metrics: one record per epoch (docs/runs.md has its keys).
+        summary: `members`, `settings`, errors, `frozen`, `complete`, machine and more.
+        net: the networks as last saved or trained, one ensemble [E] of the members in `living`.
+            None where all are frozen or none was saved.
+        living: the members that are not frozen.
+        epoch: how many epochs the networks have seen.
+        minibatch: how many minibatches of the next epoch they have seen.
+        folder: the run folder. Default None: there is none.
+        data: what it was trained on, if it has just been. Default None.
     """
 
     recipe: Recipe
-    metrics: list[dict[str, Any]]  # one record per epoch: docs/runs.md
-    summary: dict[str, Any]  # `members`, `settings`, errors, `frozen`, `complete`, machine, …
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
     net: Network | None
     living: list[int]
     epoch: int
     minibatch: int
     folder: Path | None = None
-    data: Dataset | None = None  # that it was trained on, where it has just been
+    data: Dataset | None = None
 
     def __repr__(self) -> str:
         errors = error_text(self.summary["test_error"])
