@@ -387,7 +387,7 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_an_epoch_elsewhere(
         (("ep-1h",), {"betta": 1}, "ep-1h: unknown field 'betta': did you mean beta?"),
         (("ep-1h", "--set", "beta"), {}, "--set 'beta': write it as field=value"),
         (("ep-1h", "--seeds", 0), {}, "ep-1h: seeds must be 1 or more, not 0"),
-        (("ep-1h", "--threads", 0), {}, "--threads must be 1 or more, not 0"),
+        (("ep-1h", "--threads", 0), {}, "--threads must be 1 to 256, not 0"),
         (("ep-1h",), {"beta": 0}, "ep-1h: beta must not be 0"),
         (("ep-1h",), {"beta": "nan"}, "ep-1h: beta must be finite, not nan"),
         (("ep-1h",), {"angle": 45}, "ep-1h: angle needs untied weights"),

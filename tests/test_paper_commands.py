@@ -166,7 +166,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
             ("speed", "--device", "cuda"),
             "--device cuda: PyTorch sees no GPU here: use --device cpu",
         ),
-        (("speed", "--threads", "0"), "--threads must be 1 or more, not 0"),
+        (("speed", "--threads", "0"), "--threads must be 1 to 256, not 0"),
     ],
 )
 def test_a_mistake_is_answered_with_one_line(
