@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eqprop.engines import reference
+from eqprop.engines import descent
 
 pytestmark = pytest.mark.slow
 
@@ -64,13 +64,13 @@ def test_rule_learns(name: str, train: Callable[..., list[float]]) -> None:
 def test_rule_that_points_uphill_does_not_learn(
     name: str, train: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    descend = reference.descend
+    descend = descent.descend
 
     def ascend(model: Any, stream: Any, rates: Any, rescale: Any) -> None:
         uphill = ({key: -value for key, value in gradients.items()} for gradients in stream)
         descend(model, uphill, rates, rescale)
 
-    monkeypatch.setattr(reference, "descend", ascend)
+    monkeypatch.setattr(descent, "descend", ascend)
     assert min(train(name, seeds=1, engine="reference")) > BROKEN
 
 
