@@ -632,7 +632,7 @@ class Exploding:
 
     def __call__(self, net: Any, *arguments: Any, **more: Any) -> Any:
         engine = self.make(net, *arguments, **more)
-        step = engine.step
+        step = engine._step
 
         def counted(x: Any, y: Any, sign: Any) -> Any:
             if self.steps == self.at and self.seed in net.seeds:
@@ -641,7 +641,7 @@ class Exploding:
             self.steps += 1
             return step(x, y, sign)
 
-        engine.step = counted
+        engine._step = counted
         return engine
 
 

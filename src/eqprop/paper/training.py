@@ -281,11 +281,6 @@ def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> O
     if not summary["complete"] or _differences(folder.recipe(), recipe):
         return None
     metrics = folder.metrics()
-    if len(metrics) != summary["epochs"]:
-        raise UserError(
-            f"{path / 'metrics.jsonl'}: damaged: {len(metrics)} epochs of {summary['epochs']}: "
-            "restore it, or delete the folder and run it again"
-        )
     recorded = {key: figures.series(metrics, key) for key in ("train_error", "test_error")}
     return Outcome(run, quick, recipe, recorded, summary)
 
