@@ -313,6 +313,49 @@ def test_more_threads_than_the_system_grants_are_done_without():
     assert done.stdout == "the same\n"
 
 
+@needs_compiler
+def test_a_forked_process_and_engines_in_several_threads_have_threads_to_work_with():
+    """The helpers of the parent are not in the child; two engines at once share them out."""
+    code = """
+    import os, threading, torch, eqprop
+    torch.set_num_threads(1)
+    rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
+    x, y = torch.rand(20, 300), torch.rand(20, 10)
+    nets = [eqprop.layered(300, 512, 10, ensemble=3) for _ in range(4)]
+    made = [eqprop.make_engine(n, rule, 0.01, "native", threads=3) for n in nets]
+    alone = eqprop.layered(300, 512, 10, ensemble=3)
+    single = eqprop.make_engine(alone, rule, 0.01, "native", threads=1)
+
+    def steps(engine):
+        for _ in range(20):
+            engine.step(x, y)
+
+    def compare():
+        steps(single)
+        for net in nets:
+            assert all(torch.equal(p, q) for p, q in zip(net.parameters(), alone.parameters()))
+
+    threads = [threading.Thread(target=steps, args=(engine,)) for engine in made]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    compare()
+    child = os.fork()
+    for engine in made: steps(engine)
+    compare()
+    if not child: os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print("the same")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the same\n"
+
+
 def test_networks_that_do_not_fit_in_memory_are_refused_before_they_are_made():
     for call in (
         lambda: eqprop.layered(784, 10**9, 10),

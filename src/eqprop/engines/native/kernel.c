@@ -1006,14 +1006,72 @@ static void list_stages(const Problem *p, Stage *stages) {
     if (!p->nudged_steps) stages[STAGES - 1].parts = 0;
 }
 
-/* Start as many helpers as there is work for and the system grants; work; wait for them. */
+/* ---- helpers: threads that stay, since to start one takes as long as a tenth of a minibatch ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t called, left;
+    int started, busy;
+    int room, inside; /* how many may still join the work, and how many are at it */
+    void *(*worker)(void *);
+    void *argument;
+} helpers = {.lock = PTHREAD_MUTEX_INITIALIZER, .called = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
+
+static void *help(void *unused) {
+    pthread_mutex_lock(&helpers.lock);
+    for (;;) {
+        while (!helpers.room) pthread_cond_wait(&helpers.called, &helpers.lock);
+        helpers.room--;
+        helpers.inside++;
+        pthread_mutex_unlock(&helpers.lock);
+        helpers.worker(helpers.argument);
+        pthread_mutex_lock(&helpers.lock);
+        if (--helpers.inside == 0) pthread_cond_signal(&helpers.left);
+    }
+    return unused;
+}
+
+/* A forked process has none of the threads of its parent. */
+static void forget_helpers(void) {
+    helpers.started = helpers.busy = helpers.room = helpers.inside = 0;
+    pthread_mutex_init(&helpers.lock, 0);
+    pthread_cond_init(&helpers.called, 0);
+    pthread_cond_init(&helpers.left, 0);
+}
+
+static int start_helper(void) {
+    static int registered;
+    if (!registered && pthread_atfork(0, 0, forget_helpers)) return 0;
+    registered = 1;
+    pthread_t thread;
+    if (pthread_create(&thread, 0, help, 0)) return 0;
+    pthread_detach(thread);
+    return 1;
+}
+
+/* Work, with as many helpers as there is work for and the system grants; alone, if another call has
+   the helpers. */
 static void share(const Problem *p, long work, void *(*worker)(void *), void *argument) {
-    pthread_t helpers[MAX_THREADS];
-    int started = 0, most = p->threads < MAX_THREADS ? p->threads : MAX_THREADS;
-    while (started + 1 < most && started + 1 < work && pthread_create(&helpers[started], 0, worker, argument) == 0)
-        started++;
+    int wanted = p->threads < MAX_THREADS ? p->threads : MAX_THREADS;
+    wanted = (work < wanted ? work : wanted) - 1;
+    pthread_mutex_lock(&helpers.lock);
+    int mine = wanted > 0 && !helpers.busy;
+    if (mine) {
+        while (helpers.started < wanted && start_helper()) helpers.started++;
+        helpers.busy = 1;
+        helpers.worker = worker;
+        helpers.argument = argument;
+        helpers.room = wanted;
+        for (int i = 0; i < wanted; i++) pthread_cond_signal(&helpers.called);
+    }
+    pthread_mutex_unlock(&helpers.lock);
     worker(argument);
-    for (int i = 0; i < started; i++) pthread_join(helpers[i], 0);
+    if (!mine) return;
+    pthread_mutex_lock(&helpers.lock);
+    helpers.room = 0; /* who has not come yet need not come any more */
+    while (helpers.inside) pthread_cond_wait(&helpers.left, &helpers.lock);
+    helpers.busy = 0;
+    pthread_mutex_unlock(&helpers.lock);
 }
 
 /* ---- one minibatch of all members, stage by stage ---- */
