@@ -325,7 +325,13 @@ def damage_files(
         tally.count(f"file {kind}", wrong, f"case {k}: {file}, then {name}")
 
 
-SAID = ("other images", "not finished", "damaged", "unverified", "older")  # words about it
+SAID = (
+    "other images",
+    "not finished",
+    "damaged",
+    "unverified",
+    "weights are not there",
+)  # words about it
 
 
 def silent(
