@@ -197,7 +197,7 @@ def test_split_of_floats_is_read_as_it_is() -> None:
     x, y = split.batch(torch.tensor([1, 0]), torch.float32)
     assert torch.equal(x, images[[1, 0]].float())
     assert y.tolist() == [[1, 0], [0, 1]]
-    assert not split.is_bytes
+    assert split.images.dtype != torch.uint8
 
 
 def test_labels_are_kept_as_bytes_where_they_fit() -> None:
@@ -205,7 +205,7 @@ def test_labels_are_kept_as_bytes_where_they_fit() -> None:
     assert Split(images, torch.tensor([0, 255]), 256).labels.dtype == torch.uint8
     many = Split(images, torch.tensor([0, 256]), 257)
     assert many.labels.tolist() == [0, 256]
-    assert not many.is_bytes
+    assert many.labels.dtype != torch.uint8
 
 
 def test_fingerprint_is_of_the_bytes() -> None:

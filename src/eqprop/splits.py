@@ -68,11 +68,6 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def is_bytes(self) -> bool:
-        """Whether images and labels are bytes, as the kernels of the fast engines read them."""
-        return self.images.dtype == self.labels.dtype == torch.uint8
-
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
         """Shape and SHA-256 of the samples, as plain values."""

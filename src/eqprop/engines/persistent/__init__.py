@@ -289,7 +289,6 @@ class PersistentEngine(Engine):
 
         E = len(net.ensemble)
         weights = [parameter(k, "weight") for k in synapses]
-        rescale = rule.rescale if isinstance(rule, Continual) else None
         shape, device = (*net.ensemble, samples), self.device
         return Problem(
             weights=[w for w in weights if w is not None],
@@ -302,7 +301,7 @@ class PersistentEngine(Engine):
             vector_field=isinstance(rule, VectorFieldRule),
             update_slope=_update_slope(rule),
             in_turn=rule.in_turn,
-            inside=0.0 if not isinstance(rule, Continual) else 1.0 if rescale is None else rescale,
+            inside=rule.moving_share,
             free_steps=free_steps,
             states=[
                 torch.empty((*shape, n), dtype=net.dtype, device=device) for n in net.layer_sizes
