@@ -98,6 +98,14 @@ def distance(slow, fast):
     return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
 
 
+def float32_bound(exact, slow):
+    """How far a fast engine in float32 may end from the reference in float64: some times as far as
+    the reference in float32, and one rounding of the largest parameter."""
+    largest = max(float(p.abs().max()) for p in exact.model.parameters())
+    factor = TOLERANCES["float32 over the reference's own error"]
+    return factor * distance(exact, slow) + torch.finfo(torch.float32).eps * largest
+
+
 def poison(engine):
     """What a buffer holds before a step must not matter."""
     if isinstance(engine, engines.NativeEngine):
@@ -273,14 +281,13 @@ def test_float32_is_as_exact_as_the_reference_in_float32(kind, rule):
     slow, fast = build_pair(kind, rule, sizes, 2, dtype=torch.float32)
     for name, p in exact.model.named_parameters():  # the same start, rounded
         p.copy_(dict(slow.model.named_parameters())[name].double())
-    for m in range(20):
+    for m in range(5):  # few: C-VF doubles a difference with every minibatch
         x, y = minibatch(m, sizes, 2, 20, torch.float32, share=0.6)
         exact.step(x.double(), y.double())
         slow.step(x, y)
         fast.step(x, y)
-    own, ours = distance(exact, slow), distance(exact, fast)
-    assert own > 1e-8  # float32 does round here, so that the bound below means something
-    assert ours <= TOLERANCES["float32 over the reference's own error"] * own
+    assert distance(exact, slow) > 1e-8  # float32 does round here: the bound means something
+    assert distance(exact, fast) <= float32_bound(exact, slow)
 
 
 @pytest.mark.parametrize("kind", FAST)

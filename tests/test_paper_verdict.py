@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from eqprop.paper import published
 from eqprop.paper.published import ANGLES, FULL_TABLE, HYPERPARAMETERS, RESCALED, RESULTS_TABLE
-from eqprop.paper.verdict import Measured, passes, tolerance
+from eqprop.paper.verdict import Measured, miss, passes, tolerance
 from eqprop.runs import recipe as recipes
 
 # Published
@@ -110,3 +110,9 @@ def test_errors_are_written_as_the_paper_writes_them() -> None:
         "C-EP-2h",
         "C-VF-1h, Ψ = 22.5°",
     ]
+
+
+def test_a_miss_says_by_how_much() -> None:
+    paper, ours = Measured(2.0, 0.3, 5), Measured(3.0, 0.4, 5)  # √(0.3²/5 + 0.4²/5) = √0.05
+    assert miss(paper, ours) == "the means differ by 1.00, 0.45 allowed (4.5 standard errors)"
+    assert miss(paper, Measured(3.0, None, 1)) == "the means differ by 1.00, 0.66 allowed"

@@ -15,7 +15,14 @@ from eqprop.data import Split
 from eqprop.engines import TelescopedEngine, persistent
 from eqprop.engines.persistent import PersistentEngine, limits
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
-from tests.test_engines import DISCRETE_RULES, RULES, TOLERANCES, distance, minibatch
+from tests.test_engines import (
+    DISCRETE_RULES,
+    RULES,
+    TOLERANCES,
+    distance,
+    float32_bound,
+    minibatch,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -242,8 +249,7 @@ def test_float32_is_as_close_as_the_reference_in_float32(rule, device, sizes, ba
         slow.step(x.float(), y.float())
         fast.step(x.float().to(place(device)), y.float().to(place(device)))
     fast.model.cpu()
-    own = distance(exact, slow)
-    assert distance(exact, fast) <= TOLERANCES["float32 over the reference's own error"] * own
+    assert distance(exact, fast) <= float32_bound(exact, slow)
 
 
 @pytest.mark.parametrize("device", [GPU, CPU, "naive"])

@@ -9,7 +9,7 @@ from eqprop.paper.blocks import Table, Text
 from eqprop.paper.item import Results, Row
 from eqprop.paper.published import NAMES, Result
 from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, progress, variants
-from eqprop.paper.verdict import passes
+from eqprop.paper.verdict import miss, passes
 
 MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the reading that is judged
 WORDS = {True: ", agrees", False: ", differs", None: " (quick)"}  # of a variant: no verdict
@@ -55,8 +55,10 @@ class Comparison:
             ]
         if errors.frozen:
             notes.append(f"{errors.frozen} of {errors.test.n} networks became non-finite")
-        if ours.within is False and passes(self.paper.test, errors.last_ten):
-            notes.append(f"the mean of the last ten epochs passes: {errors.last_ten}")
+        if ours.within is False:
+            notes.append(miss(self.paper.test, errors.test))
+            if passes(self.paper.test, errors.last_ten):
+                notes.append(f"the mean of the last ten epochs passes: {errors.last_ten}")
         return notes
 
 

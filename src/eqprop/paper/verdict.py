@@ -40,3 +40,15 @@ def tolerance(paper: Measured, ours: Measured) -> float:
 
 def passes(paper: Measured, ours: Measured) -> bool:
     return abs(ours.mean - paper.mean) <= tolerance(paper, ours)
+
+
+def miss(paper: Measured, ours: Measured) -> str:
+    """By how much a row misses, in words: the difference, what is allowed, and how many standard
+    errors of the difference it is with both spreads counted in full.
+    """
+    difference = abs(ours.mean - paper.mean)
+    text = f"the means differ by {difference:.2f}, {tolerance(paper, ours):.2f} allowed"
+    if paper.std is None or not ours.std:
+        return text
+    error = math.sqrt(paper.std**2 / paper.n + ours.std**2 / ours.n)
+    return f"{text} ({difference / error:.1f} standard errors)"
