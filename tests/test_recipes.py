@@ -43,7 +43,8 @@ COMPARED = {
     "rbp-1h": (30, 10, None, False, 30, (0.08, 0.04)),
 }
 EVERY = TABLE | RESCALED | COMPARED
-RECOMMENDED = ("c-vf-1h-in-turn", "c-vf-2h-in-turn")  # variants of the paper's recipes, run as such
+# variants of the paper's recipes, run as such
+RECOMMENDED = ("c-vf-1h-in-turn", "c-vf-2h-in-turn")
 # The full table of results: test error, its deviation, train error.
 PUBLISHED = {
     "ep-1h": ("2.00 ± 0.13", "0.20"),
