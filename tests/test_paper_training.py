@@ -400,7 +400,8 @@ def test_a_last_epoch_that_misses_where_the_last_ten_do_not_is_noted(results: Re
     row = rows(FULL, results)["EP-1h"]
     assert row.passed is False
     assert row.note == (
-        "the means differ by 1.00, 0.15 allowed; the mean of the last ten epochs passes: 2.03 ± 0.01"
+        "the means differ by 1.00, 0.15 allowed; "
+        "the mean of the last ten epochs passes: 2.03 ± 0.01"
     )
 
 
