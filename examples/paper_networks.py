@@ -58,9 +58,9 @@ def with_symmetric_jacobian(net: eqprop.Network, x: torch.Tensor) -> eqprop.Netw
     net = copy.deepcopy(net)
     hidden, output = eqprop.relax(net, x, steps=150).state
     synapse = net.synapses[1]
-    drive = synapse.backward_drive(output)
+    drive = output @ synapse.backward_weight
     synapse.backward_weight.copy_((1 - output**2).mT * synapse.weight.mT / (1 - hidden**2))
-    net.synapses[0].bias.add_((drive - synapse.backward_drive(output))[0])
+    net.synapses[0].bias.add_((drive - output @ synapse.backward_weight)[0])
     return net
 
 

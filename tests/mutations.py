@@ -61,14 +61,14 @@ DEFECTS = (
     Defect(
         "own slope: σ′ at the whole drive of the layer",
         "network.py",
-        "self.activations[j].slope(synapse.forward_drive(pre))",
-        "self.activations[j].slope(self._drive(j, self._rates(s), self.hold(x)))",
+        "self.activations[j].slope(on_post)",
+        "self.activations[j].slope(self._drives(self._rates(s), self.hold(x), [j])[j])",
         "test_update_slope.py::test_the_update_is_the_loop_over_neurons",
     ),
     Defect(
         "own slope: σ′ at the drive without the bias of the synapse",
         "network.py",
-        "self.activations[j].slope(synapse.forward_drive(pre))",
+        "self.activations[j].slope(on_post)",
         "self.activations[j].slope(pre @ synapse.weight)",
         "test_update_slope.py::test_the_update_is_the_loop_over_neurons",
     ),
@@ -261,7 +261,7 @@ DEFECTS = (
     Defect(
         "update_slope own: backward weights without their factor",
         "network.py",
-        "d_pre = d_pre * self.activations[i].slope(synapse.backward_drive(post))",
+        "d_pre = d_pre * self.activations[i].slope(on_pre)",
         "d_pre = d_pre * 1.0",
         "test_asymmetric.py::test_without_the_whole_sigma_prime_a_symmetric_jacobian_does_not_help",
     ),

@@ -9,9 +9,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import eqprop
 from eqprop import Dense, Input, Layer, NonFiniteState, NotSettled
+from eqprop.colouring import colours
 
 DISCRETE, REAL_TIME = eqprop.Discrete(), eqprop.RealTime(dt=0.5)
 every_time = pytest.mark.parametrize("time", [DISCRETE, REAL_TIME], ids=["discrete", "real time"])
@@ -254,23 +257,25 @@ def test_both_orders_reach_the_same_steady_state(sizes, time):
     assert float(in_turn.state[-1].abs().max()) > 0.01  # not the trivial state
 
 
-@pytest.mark.parametrize(("sizes", "drives"), [((4, 5, 2), 2), ((4, 5, 3, 2), 4)])
-def test_in_turn_does_half_the_work_and_the_input_drives_once(sizes, drives, monkeypatch):
+@pytest.mark.parametrize(("sizes", "synapses"), [((4, 5, 2), 1), ((4, 5, 3, 2), 2)])
+def test_in_turn_sends_nothing_back_to_layers_that_stay_and_the_input_drives_once(
+    sizes, synapses, monkeypatch
+):
     calls = []
-    for name in ("forward_drive", "backward_drive"):
-        whole = getattr(Dense, name)
+    whole = Dense.drives
 
-        def counted(self, rate, whole=whole):
-            calls.append(self.pre)
-            return whole(self, rate)
+    def counted(self, pre, post):
+        calls.append((self.pre, post is not None))
+        return whole(self, pre, post)
 
-        monkeypatch.setattr(Dense, name, counted)
+    monkeypatch.setattr(Dense, "drives", counted)
     net, x = a_network(*sizes), an_input()
-    for in_turn, expected in ((False, 8 * drives), (True, 4 * drives)):
+    for in_turn, sent_back in ((False, 8 * synapses), (True, 4 * synapses)):
         calls.clear()
         eqprop.relax(net, x, 8, in_turn=in_turn)
-        assert len([pre for pre in calls if pre != "input"]) == expected
-        assert calls.count("input") == 1  # x does not change during the phase
+        assert len([pre for pre, _ in calls if pre != "input"]) == 8 * synapses
+        assert sum(back for _, back in calls) == sent_back
+        assert calls.count(("input", False)) == 1  # x does not change during the phase
 
 
 def bistable():
@@ -324,23 +329,60 @@ def test_a_rule_that_relaxes_in_turn_rests_on_that_state():
     assert not equal(expected, eqprop.relax(net, x, 6).state)
 
 
-@pytest.mark.parametrize(
-    ("synapses", "culprit"),
-    [
-        ([("input", "a"), ("a", "b"), ("b", "out"), ("a", "out")], "b→out|a→out|a→b"),
-        ([("input", "a"), ("a", "b"), ("b", "out"), ("b", "b")], "b→b"),
-        ([("input", "a"), ("a", "b"), ("b", "out"), ("out", "out")], "out→out"),
-    ],
-    ids=["odd cycle", "within a layer", "within the output"],
-)
-def test_in_turn_is_refused_where_layers_do_not_split_and_names_a_synapse(synapses, culprit):
-    net = eqprop.Network(
+def joined(*synapses):
+    return eqprop.Network(
         [Input(4), Layer("a", 3), Layer("b", 3), Layer("out", 2)],
-        [Dense(*ends) for ends in synapses],
+        [Dense("input", "a", bias=True), *(Dense(*ends) for ends in synapses)],
         dtype=torch.float64,
     )
-    with pytest.raises(ValueError, match=f"in_turn: .* synapse ({culprit});"):
+
+
+@pytest.mark.parametrize("layer", ["b", "out"])
+def test_in_turn_is_refused_where_a_layer_feeds_itself(layer):
+    net = joined(("a", "b"), ("b", "out"), (layer, layer))
+    with pytest.raises(ValueError, match=f"in_turn: layer '{layer}' feeds itself"):
         eqprop.relax(net, an_input(), 4, in_turn=True)
+
+
+def test_an_odd_cycle_goes_in_three_turns_to_the_same_steady_state():
+    net, x = joined(("a", "b"), ("b", "out"), ("a", "out")), an_input()
+    assert net.split() == ((0,), (1,), (2,))
+    together = eqprop.relax(net, x, 3000, 1e-14)
+    in_turn = eqprop.relax(net, x, 3000, 1e-14, in_turn=True)
+    assert together.settled
+    assert in_turn.settled
+    for a, b in zip(together.state, in_turn.state, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    first = eqprop.relax(net, x, 3, in_turn=True).state  # one turn each, by hand
+    s = net.initial_state(x)
+    for i in range(3):
+        s = net(x, s, [i])
+    assert equal(first, s)
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda n: st.tuples(
+            st.just(n),
+            st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))).map(
+                lambda edges: [(a, b) for a, b in edges if a != b]
+            ),
+        )
+    )
+)
+def test_colours_are_proper_and_two_wherever_two_are_enough(graph):
+    n, edges = graph
+    groups = colours(n, edges)
+    assert sorted(v for group in groups for v in group) == list(range(n))
+    of = {v: c for c, group in enumerate(groups) for v in group}
+    assert all(of[a] != of[b] for a, b in edges)
+    assert len(groups) <= 1 + max(
+        (len({u for e in edges for u in e if v in e} - {v}) for v in range(n)), default=0
+    )
+    bipartite = any(
+        all((side >> a & 1) != (side >> b & 1) for a, b in edges) for side in range(2**n)
+    )
+    assert (len(groups) <= 2) == bipartite
 
 
 def test_in_turn_works_on_even_cycles_and_skips_from_the_input():

@@ -30,7 +30,7 @@ from eqprop.network import Input, Layer, Network, layered
 from eqprop.primitive import Primitive, VectorField, toy_model
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule, Step
 from eqprop.runs import Run, evaluate, load, train
-from eqprop.synapses import Dense, Synapses
+from eqprop.synapses import Conv2d, Dense, Synapses
 from eqprop.timesteps import Discrete, RealTime
 
 __version__ = "0.1.0"
@@ -43,6 +43,7 @@ __all__ = [
     "Activation",
     "ContinualEP",
     "ContinualVF",
+    "Conv2d",
     "Dense",
     "Discrete",
     "GddReport",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop.costs import Cost, cost_gradient
-from eqprop.model import Model, State, per_member
+from eqprop.model import Model, State, beside, per_member
 
 
 class NonFinite(ArithmeticError):
@@ -61,7 +61,7 @@ class Relaxation:
     """Result of a free phase.
 
     Args:
-        state: where it ended, one tensor [*ensemble, batch, n] per layer.
+        state: where it ended, one tensor [*ensemble, batch, *shape] per layer.
         residual: the largest change of any neuron at its last update; zero at a steady state.
         steps: how many it took, the most of any member.
         sample_residual: the residual of each sample, [*ensemble, batch].
@@ -99,13 +99,13 @@ def relax(
 
     Args:
         model: the network, or another `Model`.
-        x: inputs, [batch, n] or [*ensemble, batch, n].
+        x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
         steps: how many, at most; a positive integer.
         tolerance: end once no neuron moves by more than this; each ensemble member stops for
             itself. Default None: take exactly `steps` steps.
-        in_turn: move the two groups of layers of `model.split()` alternately, one group per step:
-            half the work, the same steady states, and none of the alternation between two of them
-            that synchronous steps allow. Default False.
+        in_turn: move the groups of layers of `model.split()` in turn, one group per step: less
+            work, the same steady states, and none of the alternation between two of them that
+            synchronous steps allow. Default False.
         state: s_0, one tensor per layer. Default None: zero.
         keep: how many states to record from the end of the way, for BPTT. Default 0.
     """
@@ -122,17 +122,20 @@ def relax(
     moved: deque[Tensor] = deque(maxlen=len(groups))  # the change of each group's last update
     running = torch.ones(model.ensemble, dtype=torch.bool, device=x.device)
     taken = torch.zeros(model.ensemble, dtype=torch.long, device=x.device)
-    residual = torch.full((*model.ensemble, x.shape[-2]), torch.inf, dtype=x.dtype, device=x.device)
+    residual = torch.full(
+        (*model.ensemble, model.batch(x)), torch.inf, dtype=x.dtype, device=x.device
+    )
     for t in range(steps):
         history.append(s)
         s_next = model(x, s, groups[t % len(groups)], held)
         check_finite(model, s_next, t + 1, "free")
         if tolerance is not None and model.ensemble:
-            hold = running[..., None, None]
-            s_next = tuple(torch.where(hold, b, a) for a, b in zip(s, s_next, strict=True))
+            s_next = tuple(
+                torch.where(beside(running, b), b, a) for a, b in zip(s, s_next, strict=True)
+            )
         taken += running
         if tolerance is not None or steps - t <= len(groups):
-            moved.append(_largest_change(s, s_next))
+            moved.append(_largest_change(s, s_next, len(model.ensemble)))
         s = s_next
         if len(moved) == len(groups):
             now = torch.stack(tuple(moved)).amax(0)
@@ -163,8 +166,11 @@ def warn_unless_settled(free: Relaxation) -> None:
         )
 
 
-def _largest_change(s: State, s_next: State) -> Tensor:
-    changes = [(b - a).abs().amax(-1) for a, b in zip(s, s_next, strict=True)]
+def _largest_change(s: State, s_next: State, ensemble_axes: int) -> Tensor:
+    """The largest change of any neuron, [*ensemble, batch]."""
+    changes = [
+        (b - a).abs().flatten(ensemble_axes + 1).amax(-1) for a, b in zip(s, s_next, strict=True)
+    ]
     return torch.stack(changes).amax(0)
 
 
@@ -183,7 +189,8 @@ def check_finite(model: Model, s: State, step: int, phase: str) -> None:
     for name, layer in zip(model.layer_names, s, strict=True):
         finite = torch.isfinite(layer)
         if not bool(finite.all()):
-            raise NonFiniteState(name, step, phase, ~finite.all(-1).all(-1))
+            members = ~finite.flatten(len(model.ensemble)).all(-1)
+            raise NonFiniteState(name, step, phase, members)
 
 
 MOST_STEPS = 2**31 - 1  # what compiled engines count to

@@ -1,6 +1,6 @@
 """What a learning rule may ask of a model: F(x, s, θ), ∂Φ/∂θ and ∂F/∂θ. Nothing else.
 
-The state s is explicit: a tuple of one tensor [*ensemble, batch, n] a layer, input → output.
+The state s is explicit: a tuple of one tensor [*ensemble, batch, *shape] per layer, input → output.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from eqprop.update_slope import UpdateSlope
 
 State = tuple[Tensor, ...]
 Parameters = dict[str, Tensor]  # by name, as in named_parameters()
+Shape = tuple[int, ...]  # of one sample of a layer or of the input; (n,) where it is flat
 Held = dict[int, Tensor]  # the drive on each layer that the input alone gives
 Gradients = dict[str, Tensor]  # one for each parameter, uphill on the loss
 
@@ -27,8 +28,8 @@ class Model(nn.Module, ABC):
     """
 
     layer_names: tuple[str, ...]
-    layer_sizes: tuple[int, ...]
-    input_size: int | None  # None: any width
+    layer_shapes: tuple[Shape, ...]
+    input_shape: Shape | None  # None: one axis of any width
     ensemble: tuple[int, ...]
     seeds: tuple[int, ...]  # one a member
     nudge_scale: float  # ε of the nudge: s' = F − β ε ∂ℓ/∂s
@@ -69,36 +70,59 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def split(self) -> tuple[tuple[int, ...], ...]:
-        """Two groups of layers that see only each other. An error where there is no such split."""
+        """Groups of layers with no synapse inside a group. An error where there are none."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """How many neurons each layer has."""
+        return tuple(math.prod(shape) for shape in self.layer_shapes)
+
+    @property
+    def input_size(self) -> int | None:
+        """How many numbers x has per sample; None: any."""
+        return None if self.input_shape is None else math.prod(self.input_shape)
+
+    def batch(self, x: Tensor) -> int:
+        """How many samples the inputs x have."""
+        return x.shape[-1 - self._input_axes]
+
+    @property
+    def _input_axes(self) -> int:
+        return 1 if self.input_shape is None else len(self.input_shape)
+
     def initial_state(self, x: Tensor) -> State:
         """s_0 = 0, as in all algorithms of the paper."""
+        leading = (*self.ensemble, self.batch(x))
         return tuple(
-            torch.zeros(*self.ensemble, x.shape[-2], n, dtype=self.dtype, device=x.device)
-            for n in self.layer_sizes
+            torch.zeros(*leading, *shape, dtype=self.dtype, device=x.device)
+            for shape in self.layer_shapes
         )
 
     def output(self, s: State) -> Tensor:
         return s[-1]
 
     def check_input(self, x: Tensor) -> None:
-        _check_batch("x", x, self)
-        if self.input_size is not None and x.shape[-1] != self.input_size:
-            raise ValueError(
-                f"x has width {x.shape[-1]}, but the network has {self.input_size} inputs"
-            )
+        expected = self.input_shape
+        names = ("n",) if expected is None or len(expected) == 1 else expected
+        _check_batch("x", x, names, self)
+        if expected is not None and tuple(x.shape[-len(expected) :]) != expected:
+            if len(expected) == 1:
+                found = f"width {x.shape[-1]}, but the network has {expected[0]} inputs"
+            else:
+                found = f"samples {list(x.shape[-len(expected) :])}, but they must be {expected}"
+            raise ValueError(f"x has {found}")
 
     def check_state(self, x: Tensor, s: State) -> None:
         n = len(self.layer_names)
         if not isinstance(s, tuple) or len(s) != n:
             found = f"{len(s)} of them" if isinstance(s, tuple) else type(s).__name__
-            raise ValueError(f"state must be a tuple of {n} tensors, one a layer, not {found}")
-        for name, size, layer in zip(self.layer_names, self.layer_sizes, s, strict=True):
-            expected = [*self.ensemble, x.shape[-2], size]
+            raise ValueError(f"state must be a tuple of {n} tensors, one per layer, not {found}")
+        for name, shape, layer in zip(self.layer_names, self.layer_shapes, s, strict=True):
+            expected = [*self.ensemble, self.batch(x), *shape]
             if list(layer.shape) != expected or layer.dtype != self.dtype:
                 raise ValueError(
                     f"state of {name!r} is {list(layer.shape)} of {layer.dtype}, "
@@ -106,25 +130,30 @@ class Model(nn.Module, ABC):
                 )
 
     def check_target(self, x: Tensor, y: Tensor) -> None:
-        if not isinstance(y, Tensor):
-            raise ValueError(f"y must be a tensor, not {type(y).__name__}")
+        _check_tensor("y", y)
         _check_device("y", y, self)
         if y.is_floating_point():
-            _check_batch("y", y, self)
-            if y.shape[-2] != x.shape[-2]:
-                raise ValueError(f"y has {y.shape[-2]} samples, but x has {x.shape[-2]}")
+            _check_batch("y", y, ("n",), self)
+            if y.shape[-2] != self.batch(x):
+                raise ValueError(f"y has {y.shape[-2]} samples, but x has {self.batch(x)}")
 
 
-def _check_batch(name: str, value: Tensor, model: Model) -> None:
+def _check_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, not {type(value).__name__}")
-    leading = tuple(value.shape[:-2])
-    if value.ndim < 2 or leading not in ((), model.ensemble):
-        members = f" or {[*model.ensemble, 'batch', 'n']}" if model.ensemble else ""
+
+
+def _check_batch(name: str, value: Tensor, sample: Sequence[int | str], model: Model) -> None:
+    """A batch of samples with as many axes as `sample`: for all members alike, or one for each."""
+    _check_tensor(name, value)
+    axes = len(sample)
+    leading = tuple(value.shape[: -1 - axes])
+    if value.ndim < 1 + axes or leading not in ((), model.ensemble):
+        members = f" or {[*model.ensemble, 'batch', *sample]}" if model.ensemble else ""
         raise ValueError(
-            f"{name} has shape {list(value.shape)}, but must be ['batch', 'n']{members}"
+            f"{name} has shape {list(value.shape)}, but must be {['batch', *sample]}{members}"
         )
-    if value.shape[-2] == 0:
+    if value.shape[-1 - axes] == 0:
         raise ValueError(f"{name} has no samples: its batch is empty")
     if value.dtype != model.dtype:
         raise ValueError(
@@ -153,16 +182,31 @@ def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
+def as_shape(name: str, size: int | Sequence[int]) -> Shape:
+    """The shape of a layer, from a shape or from a number of neurons."""
+    shape = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else (size,)
+    if not shape or not all(type(n) is int and n > 0 for n in shape):
+        raise ValueError(
+            f"layer {name!r}: size must be a positive integer, not {size!r}, or a shape of them"
+        )
+    return shape
+
+
 def mean_over_batch(summed: Gradients, batch: int) -> Gradients:
     """The one place where per-sample gradients, summed over the batch, become their mean."""
     return {name: gradient / batch for name, gradient in summed.items()}
 
 
 def per_member(value: float | Tensor, like: Tensor, ensemble: tuple[int, ...]) -> float | Tensor:
-    """A value a member, shaped so that it multiplies `like` of shape [*ensemble, ...]."""
+    """One value per member, shaped so that it multiplies `like` of shape [*ensemble, ...]."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
-    return value.reshape(*ensemble, *(1 for _ in range(like.ndim - len(ensemble)))).to(like)
+    return beside(value.reshape(ensemble), like).to(like)
+
+
+def beside(members: Tensor, like: Tensor) -> Tensor:
+    """[*ensemble] as [*ensemble, 1, …], with as many axes as `like`."""
+    return members.reshape(*members.shape, *(1 for _ in range(like.ndim - members.ndim)))
 
 
 def vjp(model: Model, x: Tensor, s: State, cotangent: State) -> tuple[State, Gradients]:
@@ -175,4 +219,4 @@ def vjp(model: Model, x: Tensor, s: State, cotangent: State) -> tuple[State, Gra
         s_next, (*s, *theta.values()), cotangent, allow_unused=True, materialize_grads=True
     )
     gradients = dict(zip(theta, pulled[len(s) :], strict=True))
-    return pulled[: len(s)], mean_over_batch(gradients, s[-1].shape[-2])
+    return pulled[: len(s)], mean_over_batch(gradients, model.batch(x))

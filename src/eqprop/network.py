@@ -11,12 +11,25 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from eqprop import memory
 from eqprop.activations import IDENTITY, Activation, Elementwise, as_activation
-from eqprop.model import Gradients, Held, Model, State, check_ensemble, mean_over_batch
+from eqprop.colouring import colours
+from eqprop.model import (
+    Gradients,
+    Held,
+    Model,
+    Shape,
+    State,
+    as_shape,
+    check_ensemble,
+    mean_over_batch,
+)
 from eqprop.seeds import member_seeds
 from eqprop.synapses import INPUT, Dense, Init, Synapses
 from eqprop.timesteps import Discrete, RealTime, Timesteps
 from eqprop.update_slope import UpdateSlope
+
+DRAWING = 3 * 8  # bytes per weight while one member is drawn: some float64 in between
 
 
 @dataclass(frozen=True)
@@ -24,17 +37,21 @@ class Input:
     """The static input x.
 
     Args:
-        size: how many numbers x has per sample.
+        size: how many numbers x has per sample, or its shape, such as (channels, height, width).
         activation: what it transmits is this function of x. Default: x itself. In real time the
             paper transmits σ(x).
     """
 
-    size: int
+    size: int | Sequence[int]
     activation: Activation | str | Elementwise = IDENTITY
 
     def __post_init__(self) -> None:
-        _check_size(INPUT, self.size)
+        as_shape(INPUT, self.size)
         as_activation(self.activation)
+
+    @property
+    def shape(self) -> Shape:
+        return as_shape(INPUT, self.size)
 
 
 @dataclass(frozen=True)
@@ -43,36 +60,37 @@ class Layer:
 
     Args:
         name: what synapses call it; not "input".
-        size: how many neurons it has.
-        activation: σ: "sigmoid" (default), "tanh", "hard_sigmoid", "identity", an `Activation`, or
-            any elementwise function.
+        size: how many neurons it has, or their shape, such as (channels, height, width).
+        activation: σ: "sigmoid", "tanh", "hard_sigmoid", "identity", an `Activation`, or any
+            elementwise function. Default None: the network's.
     """
 
     name: str
-    size: int
-    activation: Activation | str | Elementwise = "sigmoid"
+    size: int | Sequence[int]
+    activation: Activation | str | Elementwise | None = None
 
     def __post_init__(self) -> None:
         if not self.name or self.name == INPUT:
             raise ValueError(f"layer name {self.name!r} is reserved or empty")
-        _check_size(self.name, self.size)
-        as_activation(self.activation)
+        as_shape(self.name, self.size)
+        if self.activation is not None:
+            as_activation(self.activation)
 
-
-def _check_size(name: str, size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"layer {name!r}: size must be a positive integer, not {size!r}")
+    @property
+    def shape(self) -> Shape:
+        return as_shape(self.name, self.size)
 
 
 class Network(Model):
     """The transition function F(x, s, θ) of any topology of layers and synapses.
 
-    A `torch.nn.Module`. Every parameter is [*ensemble, ...], every state [*ensemble, batch, n].
+    A `torch.nn.Module`. Every parameter is [*ensemble, ...], every state [*ensemble, batch, *shape].
 
     Args:
         layers: the `Input`, then one `Layer` or more; the last is the output.
-        synapses: `Dense(...)` and others, which name the layers that they join.
+        synapses: `Dense(...)`, `Conv2d(...)` and others, which name the layers that they join.
         time: `Discrete()` (default), or `RealTime(dt)`.
+        activation: σ of the layers that name none. Default "sigmoid".
         ensemble: how many networks it holds, as a number or a shape. Default (): one, without an
             ensemble axis.
         seed: of the initial weights and of the signs of β. Member i has seed + i; or one per
@@ -88,6 +106,7 @@ class Network(Model):
         synapses: Sequence[Synapses],
         *,
         time: Timesteps = Discrete(),  # noqa: B008 (frozen)
+        activation: Activation | str | Elementwise = "sigmoid",
         ensemble: int | Sequence[int] = (),
         seed: int | Sequence[int] = 0,
         dtype: torch.dtype = torch.float32,
@@ -107,11 +126,14 @@ class Network(Model):
         self.ensemble = check_ensemble(ensemble)
         self.seeds = member_seeds(seed, self.ensemble)
         self.layer_names = tuple(layer.name for layer in self.layers)
-        self.layer_sizes = tuple(layer.size for layer in self.layers)
-        self.input_size = self.input.size
+        self.layer_shapes = tuple(layer.shape for layer in self.layers)
+        self.input_shape = self.input.shape
         self.nudge_scale = time.epsilon
         self.input_activation = as_activation(self.input.activation)
-        self.activations = tuple(as_activation(layer.activation) for layer in self.layers)
+        self.activations = tuple(
+            as_activation(activation if layer.activation is None else layer.activation)
+            for layer in self.layers
+        )
         self._ends = self._connect(synapses, dtype)
         self.synapses = nn.ModuleList(synapses)  # type: ignore[assignment]
 
@@ -122,27 +144,26 @@ class Network(Model):
         index = {name: i for i, name in enumerate(self.layer_names)}
         if len(index) != len(self.layers):
             raise ValueError(f"layer names must differ: {', '.join(self.layer_names)}")
-        sizes = {INPUT: self.input.size, **{layer.name: layer.size for layer in self.layers}}
+        shapes = {INPUT: self.input.shape, **{layer.name: layer.shape for layer in self.layers}}
         ends: list[tuple[int | None, int]] = []
-        for k, synapse in enumerate(synapses):
+        for synapse in synapses:
             if not isinstance(synapse, Synapses):
                 raise ValueError(f"synapses must be Dense(...), not {type(synapse).__name__}")
             for end in (synapse.pre, synapse.post):
-                if end not in sizes:
+                if end not in shapes:
                     raise ValueError(
-                        f"synapse {synapse.name}: no layer {end!r} among {', '.join(sizes)}"
+                        f"synapse {synapse.name}: no layer {end!r} among {', '.join(shapes)}"
                     )
             ends.append((index.get(synapse.pre), index[synapse.post]))
-            synapse.build(
-                (sizes[synapse.pre], sizes[synapse.post]),
-                self.ensemble,
-                self.seeds,
-                f"synapse {k}",
-                dtype,
-            )
         for i, name in enumerate(self.layer_names):
             if not any(i in end for end in ends):
                 raise ValueError(f"layer {name!r} has no synapses")
+        joined = [(shapes[synapse.pre], shapes[synapse.post]) for synapse in synapses]
+        sizes = [synapse.size(*pair) for synapse, pair in zip(synapses, joined, strict=True)]
+        kept = dtype.itemsize * len(self.seeds) * sum(sizes)
+        memory.require(kept + DRAWING * max(sizes), "the network")
+        for k, (synapse, pair) in enumerate(zip(synapses, joined, strict=True)):
+            synapse.build(pair, self.ensemble, self.seeds, f"synapse {k}", dtype)
         return tuple(ends)
 
     @property
@@ -157,13 +178,11 @@ class Network(Model):
     def forward(
         self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
     ) -> State:
-        rates = self._rates(s)
-        held = self.hold(x) if held is None else held
+        moving = range(len(s)) if layers is None else layers
+        drives = self._drives(self._rates(s), self.hold(x) if held is None else held, moving)
         s_next = list(s)
-        for i in range(len(s)) if layers is None else layers:
-            s_next[i] = self.time.advance(
-                self.activations[i], s[i], self._drive(i, rates, held), self._is_output(i)
-            )
+        for i in moving:
+            s_next[i] = self.time.advance(self.activations[i], s[i], drives[i], self._is_output(i))
         return tuple(s_next)
 
     def hold(self, x: Tensor) -> Held:
@@ -171,8 +190,7 @@ class Network(Model):
         held: Held = {}
         for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
             if pre is None:
-                drive = synapse.forward_drive(x)
-                held[post] = held[post] + drive if post in held else drive
+                _add(held, post, synapse.drives(x, None)[1])
         return held
 
     def _rates(self, s: State) -> State:
@@ -182,14 +200,18 @@ class Network(Model):
     def _is_output(self, i: int) -> bool:
         return i == len(self.layers) - 1
 
-    def _drive(self, i: int, rates: State, held: Held) -> Tensor:
-        terms = [held[i]] if i in held else []
+    def _drives(self, rates: State, held: Held, layers: Sequence[int]) -> dict[int, Tensor]:
+        """The whole drive on each of these layers."""
+        total = {i: held[i] for i in layers if i in held}
         for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
-            if post == i and pre is not None:
-                terms.append(synapse.forward_drive(rates[pre]))
-            elif pre == i:
-                terms.append(synapse.backward_drive(rates[post]))
-        return sum(terms[1:], start=terms[0])
+            if pre is None or not (pre in layers or post in layers):
+                continue
+            back = rates[post] if pre in layers else None  # nothing for a layer that stays
+            on_pre, on_post = synapse.drives(rates[pre], back)
+            _add(total, post, on_post)
+            if on_pre is not None:
+                _add(total, pre, on_pre)
+        return total
 
     def _joined(
         self, x: Tensor, s: State
@@ -200,11 +222,11 @@ class Network(Model):
             yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
 
     def phi(self, x: Tensor, s: State) -> Tensor:
-        """Φ(x, s, θ), a value a sample (Eqs. model-ep-phi, cep-realtime-phi). Tied synapses only.
+        """Φ(x, s, θ), one value per sample (Eqs. model-ep-phi, cep-realtime-phi). Tied synapses only.
 
         Every synapse carries the factor ε, the input's too: the paper prints that one without.
         """
-        phi = sum(self.time.leak(layer) for layer in s)
+        phi = sum(self.time.leak(layer.flatten(len(self.ensemble) + 1)) for layer in s)
         for _, synapse, pre, post, _, _ in self._joined(x, s):
             phi = phi + self.time.epsilon * synapse.phi(pre, post)
         return torch.as_tensor(phi)
@@ -214,7 +236,7 @@ class Network(Model):
         for name, synapse, pre, post, _, _ in self._joined(x, s):
             for field, gradient in synapse.phi_gradient(pre, post).items():
                 summed[f"{name}.{field}"] = self.time.epsilon * gradient
-        return mean_over_batch(summed, s[-1].shape[-2])
+        return mean_over_batch(summed, self.batch(x))
 
     def vector_field_gradient(
         self, x: Tensor, s: State, ds: State, update_slope: str = UpdateSlope.NONE
@@ -225,21 +247,19 @@ class Network(Model):
         for name, synapse, pre, post, i, j in self._joined(x, s):
             d_pre, d_post = None if i is None else driven[i], driven[j]
             if update_slope == UpdateSlope.OWN:
-                d_post = d_post * self.activations[j].slope(synapse.forward_drive(pre))
-                if i is not None and d_pre is not None and i != j:
-                    d_pre = d_pre * self.activations[i].slope(synapse.backward_drive(post))
+                on_pre, on_post = synapse.drives(pre, None if i is None else post)
+                d_post = d_post * self.activations[j].slope(on_post)
+                if i is not None and d_pre is not None and on_pre is not None:
+                    d_pre = d_pre * self.activations[i].slope(on_pre)
             for field, gradient in synapse.vector_field_gradient(pre, post, d_pre, d_post).items():
                 summed[f"{name}.{field}"] = gradient
-        return mean_over_batch(summed, s[-1].shape[-2])
+        return mean_over_batch(summed, self.batch(x))
 
     def _pulled_back(self, x: Tensor, s: State, ds: State, update_slope: str) -> State:
         """ds pulled back to the drive of each layer; a synapse's own σ′ is left to the synapse."""
         if update_slope == UpdateSlope.FULL:
-            rates, held = self._rates(s), self.hold(x)
-            return tuple(
-                sigma.slope(self._drive(i, rates, held)) * ds[i]
-                for i, sigma in enumerate(self.activations)
-            )
+            drives = self._drives(self._rates(s), self.hold(x), range(len(s)))
+            return tuple(sigma.slope(drives[i]) * ds[i] for i, sigma in enumerate(self.activations))
         return tuple(
             self.time.gain(sigma, s[i], self._is_output(i)) * ds[i]
             for i, sigma in enumerate(self.activations)
@@ -262,35 +282,30 @@ class Network(Model):
             low, high = sigma.bounds or (-torch.inf, torch.inf)
             edge = margin * (high - low) if sigma.bounds else 0.0
             at_bound = (value < low + edge) | (value > high - edge)
-            shares[name] = at_bound.double().mean((-2, -1))
+            shares[name] = at_bound.double().flatten(len(self.ensemble)).mean(-1)
         return shares
 
     def is_chain(self) -> bool:
-        """Whether dense synapses join the input to the first layer, and each layer to the next."""
+        """Whether all layers are flat, and dense synapses join the input to the first layer and
+        each layer to the next.
+        """
         chain = [(None, 0), *pairwise(range(len(self.layers)))]
-        return list(self._ends) == chain and all(isinstance(s, Dense) for s in self.synapses)
+        flat = all(len(shape) == 1 for shape in (self.input.shape, *self.layer_shapes))
+        dense = all(isinstance(synapse, Dense) for synapse in self.synapses)
+        return flat and dense and list(self._ends) == chain
 
     def split(self) -> tuple[tuple[int, ...], ...]:
-        """Two groups of layers with no synapse inside a group: odd depths, then even ones."""
-        group: dict[int, int] = {}
-        for start in range(len(self.layers)):
-            frontier = [] if start in group else [start]
-            group.setdefault(start, 0)
-            while frontier:
-                i = frontier.pop()
-                for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
-                    if pre is None or i not in (pre, post):
-                        continue
-                    neighbour = post if i == pre else pre
-                    if neighbour not in group:
-                        group[neighbour] = 1 - group[i]
-                        frontier.append(neighbour)
-                    elif group[neighbour] == group[i]:
-                        raise ValueError(
-                            "in_turn: the layers do not split in two groups that see only each "
-                            f"other, because of synapse {synapse.name}; update them synchronously"
-                        )
-        return tuple(tuple(sorted(i for i in group if group[i] == g)) for g in (0, 1))
+        """Groups of layers with no synapse inside a group, the first with the first layer. As few
+        as a proper colouring of the graph needs: two for a chain, odd depths and even ones.
+        """
+        for i, name in enumerate(self.layer_names):
+            if (i, i) in self._ends:
+                raise ValueError(
+                    f"in_turn: layer {name!r} feeds itself, so its neurons cannot move one after "
+                    "another as a layer; update the layers synchronously"
+                )
+        joined = [(pre, post) for pre, post in self._ends if pre is not None]
+        return colours(len(self.layers), joined)
 
     def member(self, *index: int) -> Network:
         """One member of the ensemble as a network of its own, with its own copy of θ."""
@@ -319,6 +334,7 @@ class Network(Model):
         chosen = copy.deepcopy(self)
         chosen.ensemble, chosen.seeds = ensemble, seeds
         for synapse in chosen.synapses:
+            synapse.ensemble = ensemble
             for field, parameter in list(synapse.named_parameters()):
                 own = nn.Parameter(take(parameter).clone(), requires_grad=False)
                 setattr(synapse, field, own)
@@ -326,12 +342,16 @@ class Network(Model):
 
     def extra_repr(self) -> str:
         chain = " → ".join(
-            f"{name} {n}"
-            for name, n in zip(
-                (INPUT, *self.layer_names), (self.input.size, *self.layer_sizes), strict=True
+            f"{name} {'×'.join(map(str, shape))}"
+            for name, shape in zip(
+                (INPUT, *self.layer_names), (self.input.shape, *self.layer_shapes), strict=True
             )
         )
         return f"{chain}; {self.time}; ensemble={self.ensemble}"
+
+
+def _add(total: dict[int, Tensor], layer: int, drive: Tensor) -> None:
+    total[layer] = total[layer] + drive if layer in total else drive
 
 
 def layered(

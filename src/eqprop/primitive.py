@@ -14,6 +14,7 @@ from eqprop.model import (
     Model,
     Parameters,
     State,
+    as_shape,
     check_ensemble,
     mean_over_batch,
     vjp,
@@ -31,8 +32,8 @@ class _UserModel(Model):
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        layers: Mapping[str, int],
-        inputs: int | None,
+        layers: Mapping[str, int | Sequence[int]],
+        inputs: int | Sequence[int] | None,
         ensemble: int | Sequence[int],
     ) -> None:
         super().__init__()
@@ -40,12 +41,10 @@ class _UserModel(Model):
             raise ValueError("parameters and layers must each name one entry at least")
         self.ensemble = check_ensemble(ensemble)
         self.seeds = member_seeds(0, self.ensemble)
-        self.layer_names, self.layer_sizes = tuple(layers), tuple(layers.values())
-        self.input_size = inputs
+        self.layer_names = tuple(layers)
+        self.layer_shapes = tuple(as_shape(name, size) for name, size in layers.items())
+        self.input_shape = None if inputs is None else as_shape("input", inputs)
         self.nudge_scale = 1.0
-        for name, size in layers.items():
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"layer {name!r}: size must be a positive integer, not {size!r}")
         first = next(iter(parameters.values()))
         for name, value in parameters.items():
             if not isinstance(value, Tensor):
@@ -95,11 +94,11 @@ class Primitive(_UserModel):
     F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func`.
 
     Args:
-        phi: Φ(x, s, theta). It gets the state as a tuple of tensors [*ensemble, batch, n], one for
+        phi: Φ(x, s, theta). It gets the state as a tuple of tensors [*ensemble, batch, *shape], one for
             each entry of `layers`, and the parameters by name; it returns one value per sample.
         parameters: {name: initial value}, each [*ensemble, ...].
-        layers: {name: number of neurons}; the last is the output.
-        inputs: the width of x. Default None: any.
+        layers: {name: number of neurons, or a shape}; the last is the output.
+        inputs: the width of x, or its shape. Default None: any width.
         ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
     """
 
@@ -108,8 +107,8 @@ class Primitive(_UserModel):
         phi: Phi,
         *,
         parameters: Mapping[str, Tensor],
-        layers: Mapping[str, int],
-        inputs: int | None = None,
+        layers: Mapping[str, int | Sequence[int]],
+        inputs: int | Sequence[int] | None = None,
         ensemble: int | Sequence[int] = (),
     ) -> None:
         super().__init__(parameters, layers, inputs, ensemble)
@@ -121,9 +120,10 @@ class Primitive(_UserModel):
 
     def _checked(self, x: Tensor, s: State, theta: Parameters) -> Tensor:
         value = self._phi(x, s, theta)
-        if value.shape != s[-1].shape[:-1]:
+        expected = s[-1].shape[: len(self.ensemble) + 1]
+        if value.shape != expected:
             raise ValueError(
-                f"phi must return one value a sample, shape {list(s[-1].shape[:-1])}, "
+                f"phi must return one value a sample, shape {list(expected)}, "
                 f"not {list(value.shape)}"
             )
         return value
@@ -135,7 +135,7 @@ class Primitive(_UserModel):
     def phi_gradient(self, x: Tensor, s: State) -> Gradients:
         theta = {name: p.detach() for name, p in self.named_parameters()}
         summed: Gradients = torch.func.grad(lambda theta: self._checked(x, s, theta).sum())(theta)
-        return mean_over_batch(summed, s[-1].shape[-2])
+        return mean_over_batch(summed, self.batch(x))
 
 
 class VectorField(_UserModel):
@@ -147,8 +147,8 @@ class VectorField(_UserModel):
         f: F(x, s, theta). It gets what `phi` of a `Primitive` gets, and returns the next state, one
             tensor per layer.
         parameters: {name: initial value}, each [*ensemble, ...].
-        layers: {name: number of neurons}; the last is the output.
-        inputs: the width of x. Default None: any.
+        layers: {name: number of neurons, or a shape}; the last is the output.
+        inputs: the width of x, or its shape. Default None: any width.
         ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
     """
 
@@ -157,8 +157,8 @@ class VectorField(_UserModel):
         f: Field,
         *,
         parameters: Mapping[str, Tensor],
-        layers: Mapping[str, int],
-        inputs: int | None = None,
+        layers: Mapping[str, int | Sequence[int]],
+        inputs: int | Sequence[int] | None = None,
         ensemble: int | Sequence[int] = (),
     ) -> None:
         super().__init__(parameters, layers, inputs, ensemble)

@@ -39,7 +39,7 @@ class Discrete:
         return 1.0
 
     def leak(self, s: Tensor) -> Tensor:
-        """The neuron's own share of Φ, a value a sample."""
+        """The neurons' own share of Φ, one value per sample; s is [*ensemble, batch, n]."""
         return torch.zeros_like(s[..., 0])
 
 
@@ -81,7 +81,7 @@ class RealTime:
         return self.dt * activation.slope(s)
 
     def leak(self, s: Tensor) -> Tensor:
-        """The neuron's own share of Φ, a value a sample: ½(1 − ε)‖s‖²."""
+        """The neurons' own share of Φ, one value per sample: ½(1 − ε)‖s‖²; s is as above."""
         return 0.5 * (1 - self.dt) * (s**2).sum(-1)
 
 

@@ -112,7 +112,7 @@ class Engine(ABC):
         with self._turn():
             self.check_step(x, y)
             sign = self.draw_sign() if sign is None else sign
-            if (other := self.instead(x.shape[-2])) is not None:
+            if (other := self.instead(self.model.batch(x))) is not None:
                 output = other.step(x, y, sign)
                 self.relaxation = other.relaxation
                 return output
@@ -242,7 +242,7 @@ class Engine(ABC):
         self.model.check_input(x)
         self.model.check_target(x, y)
         if isinstance(self.cost, SquaredError):
-            shape = (*self.model.ensemble, x.shape[-2], self.model.layer_sizes[-1])
+            shape = (*self.model.ensemble, self.model.batch(x), self.model.layer_sizes[-1])
             self.cost.target(y, shape, self.model.dtype)
 
     def targets(self, y: Tensor) -> Tensor:

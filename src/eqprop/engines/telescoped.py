@@ -104,7 +104,7 @@ class _Minibatch:
             column = torch.as_tensor(rate, dtype=torch.float64).reshape(-1).expand(self.E)
             self.rate[name] = (column / (batch * epsilon)).to(self.device, self.dtype)
         zeros = self._zeros
-        self.x, self.y = zeros(batch, net.input.size), zeros(batch, self.sizes[-1])
+        self.x, self.y = zeros(batch, net.input_size), zeros(batch, self.sizes[-1])
         self.beta = torch.ones(self.E, device=self.device, dtype=self.dtype)
         self.states = tuple(zeros(batch, n) for n in self.sizes)
         self.residual = zeros(batch)

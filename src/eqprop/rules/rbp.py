@@ -24,7 +24,7 @@ from eqprop.dynamics import (
     relax,
     warn_unless_settled,
 )
-from eqprop.model import Gradients, Model, vjp
+from eqprop.model import Gradients, Model, beside, vjp
 from eqprop.rules.bptt import loss_gradient
 from eqprop.rules.rule import Rule, Step, Trial, total
 
@@ -66,9 +66,10 @@ class RBP(Rule):
             yield Step(nabla_s, nabla_theta)  # Eq. (rbp-param)
             nabla_s = later  # Eq. (rbp-state)
             if self.tolerance is not None:
-                left = torch.stack([layer.abs().amax((-2, -1)) for layer in nabla_s]).amax(0)
+                axes = len(trial.model.ensemble)
+                left = torch.stack([v.abs().flatten(axes).amax(-1) for v in nabla_s]).amax(0)
                 going = left > self.tolerance  # a member that is done adds nothing more
-                nabla_s = tuple(layer * going[..., None, None] for layer in nabla_s)
+                nabla_s = tuple(v * beside(going, v) for v in nabla_s)
                 if not bool(going.any()):
                     return
         if self.tolerance is not None:

@@ -154,9 +154,9 @@ class NativeEngine(Engine):
     def _describe(self, net: Network, rule: TwoPhase) -> _Problem:
         """All that does not change from one minibatch to the next."""
         p = _Problem()
-        _check_counts(inputs=net.input.size, networks=math.prod(net.ensemble))
+        _check_counts(inputs=net.input_size, networks=math.prod(net.ensemble))
         _check_counts(**dict(zip(net.layer_names, net.layer_sizes, strict=True)))
-        p.layers, p.inputs, p.members = len(net.layers), net.input.size, math.prod(net.ensemble)
+        p.layers, p.inputs, p.members = len(net.layers), net.input_size, math.prod(net.ensemble)
         p.size[: p.layers] = net.layer_sizes
         p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
         if isinstance(net.time, RealTime):

@@ -193,7 +193,7 @@ class PersistentEngine(Engine):
             warps = 4 * slice_ * grid
             constants |= {"H2": hidden[1], "GRID": grid, "PREFETCH": 0, "RELAXES": int(relaxes)}
         constants |= {
-            "NX": net.input.size,
+            "NX": net.input_size,
             "O": outputs,
             "B": batch,
             "THREADS": 32 * warps,

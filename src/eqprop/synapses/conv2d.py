@@ -1,0 +1,212 @@
+"""Convolutions, with max pooling: what was pooled sends back through the positions that won."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d
+
+from eqprop.model import Gradients, Shape
+from eqprop.synapses.initial import Init
+from eqprop.synapses.synapses import Synapses
+
+
+class Conv2d(Synapses):
+    """A convolution between two layers of shape (channels, height, width), or from the input.
+
+    The drive on `post` is pool(conv(pre) + bias). φ = Σ post · pool(conv(pre) + bias), and the drive
+    on `pre` is ∂φ/∂pre: it goes back through the positions that won the pooling, the first one
+    where several are equal. Untied, it goes back by the `backward_weight`, through the same
+    positions.
+
+    Args:
+        pre: the name of the layer before, or "input".
+        post: the name of the layer after.
+        kernel: the height and width of the kernel.
+        stride: of the kernel. Default 1.
+        padding: zeros around the layer before, on each side. Default 0.
+        pool: max pooling over windows of that height and width. Default 1: none.
+        tied: one weight read in both directions (default True; EP, C-EP). Untied: a
+            `backward_weight` of its own (VF, C-VF).
+        bias: whether there is one per channel of the layer after. Default False.
+        init: how weights are drawn: "glorot" (default), "fan_in", or a function (shape, fan_in,
+            fan_out, generator) -> tensor.
+        angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
+            member. Default 0.
+    """
+
+    # weight and backward_weight [*ensemble, out, in, kernel, kernel], bias [*ensemble, out]
+
+    def __init__(
+        self,
+        pre: str,
+        post: str,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        pool: int = 1,
+        tied: bool = True,
+        bias: bool = False,
+        init: str | Init = "glorot",
+        angle: float | Sequence[float] = 0.0,
+    ) -> None:
+        super().__init__(pre, post, tied=tied, bias=bias, init=init, angle=angle)
+        self.kernel, self.stride, self.padding, self.pool = kernel, stride, padding, pool
+        for name, value, least in (
+            ("kernel", kernel, 1),
+            ("stride", stride, 1),
+            ("padding", padding, 0),
+            ("pool", pool, 1),
+        ):
+            if type(value) is not int or value < least:
+                raise ValueError(
+                    f"synapse {self.name}: {name} must be an integer of {least} or more, "
+                    f"not {value!r}"
+                )
+        if self.within:
+            raise ValueError(f"synapse {self.name}: a convolution joins two different layers")
+        self.holomorphic = pool == 1
+
+    def _convolved(self, pre: Shape) -> tuple[int, int]:
+        """Height and width before the pooling."""
+        height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[1:])
+        return height, width
+
+    def weight_shape(self, pre: Shape, post: Shape) -> Shape:
+        if len(pre) != 3 or len(post) != 3:
+            raise ValueError(
+                f"synapse {self.name}: a convolution joins layers of shape (channels, height, "
+                f"width), not {pre} and {post}"
+            )
+        pooled = tuple(n // self.pool for n in self._convolved(pre))
+        if pooled != post[1:] or min(pooled) < 1:
+            raise ValueError(
+                f"synapse {self.name}: from {pre[1:]} this convolution makes {pooled}, but layer "
+                f"{self.post!r} is {post[1:]}: change the layer, or kernel, stride, padding, pool"
+            )
+        return post[0], pre[0], self.kernel, self.kernel
+
+    def fans(self, pre: Shape, post: Shape) -> tuple[int, int]:
+        return pre[0] * self.kernel**2, post[0] * self.kernel**2
+
+    def bias_size(self, post: Shape) -> int:
+        return post[0]
+
+    # the members of an ensemble lie side by side as groups of channels: [batch, members·channels,
+    # height, width]
+
+    @property
+    def _members(self) -> int:
+        return math.prod(self.ensemble)
+
+    def _fold(self, value: Tensor) -> Tensor:
+        """From [*ensemble, batch, channels, height, width], or without ensemble: all alike."""
+        if not self.ensemble:
+            return value
+        whole = value.expand(*self.ensemble, *value.shape[-4:])
+        side_by_side = whole.reshape(self._members, *value.shape[-4:]).transpose(0, 1)
+        return side_by_side.flatten(1, 2)
+
+    def _unfold(self, value: Tensor) -> Tensor:
+        if not self.ensemble:
+            return value
+        apart = value.unflatten(1, (self._members, -1)).transpose(0, 1)
+        return apart.unflatten(0, self.ensemble)
+
+    def _kernels(self, weight: Tensor) -> Tensor:
+        return weight.reshape(-1, *weight.shape[-3:])
+
+    def _forward(self, pre: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The drive on `post`, folded, and the positions that won the pooling."""
+        bias = None if self.bias is None else self.bias.flatten()
+        drive = conv2d(
+            self._fold(pre),
+            self._kernels(self.weight),
+            bias,
+            self.stride,
+            self.padding,
+            groups=self._members,
+        )
+        if self.pool == 1:
+            return drive, None
+        pooled, winners = max_pool2d(drive, self.pool, return_indices=True)
+        return pooled, winners
+
+    def _spread(self, post: Tensor, winners: Tensor | None) -> Tensor:
+        """What `post` holds, folded, at the positions that won, and zero at the others."""
+        post = self._fold(post)
+        if winners is None:
+            return post
+        height, width = self._convolved(self.ends[0])
+        flat = post.new_zeros(*post.shape[:2], height * width)
+        return flat.scatter(-1, winners.flatten(2), post.flatten(2)).unflatten(-1, (height, width))
+
+    def drives(self, pre: Tensor, post: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        on_post, winners = self._forward(pre)
+        if post is None or self.from_input:
+            return None, self._unfold(on_post)
+        back = self.weight if self.backward_weight is None else self.backward_weight
+        shape, convolved = self.ends[0][1:], self._convolved(self.ends[0])
+        left_out = [
+            n - ((m - 1) * self.stride - 2 * self.padding + self.kernel)
+            for n, m in zip(shape, convolved, strict=True)
+        ]
+        on_pre = conv_transpose2d(
+            self._spread(post, winners),
+            self._kernels(back),
+            None,
+            self.stride,
+            self.padding,
+            left_out,
+            groups=self._members,
+        )
+        return self._unfold(on_pre), self._unfold(on_post)
+
+    def phi_gradient(self, pre: Tensor, post: Tensor) -> Gradients:
+        self._require_tied()
+        spread = self._spread(post, self._forward(pre)[1])
+        return self._named(self._weight_gradient(pre, spread), None, post)
+
+    def vector_field_gradient(
+        self, pre: Tensor, post: Tensor, d_pre: Tensor | None, d_post: Tensor
+    ) -> Gradients:
+        winners = self._forward(pre)[1]
+        forward = self._weight_gradient(pre, self._spread(d_post, winners))
+        if d_pre is None:
+            return self._named(forward, None, d_post)
+        backward = self._weight_gradient(d_pre, self._spread(post, winners))
+        if self.tied:
+            return self._named(forward + backward, None, d_post)
+        return self._named(forward, backward, d_post)
+
+    def _weight_gradient(self, pre: Tensor, spread: Tensor) -> Tensor:
+        """∂/∂W of Σ spread · conv(pre), summed over the batch."""
+        kernels = self._kernels(self.weight).shape
+
+        def gradient(pre: Tensor, spread: Tensor) -> Tensor:
+            return torch.nn.grad.conv2d_weight(
+                pre, kernels, spread, self.stride, self.padding, groups=self._members
+            )
+
+        return _bilinear(gradient, self._fold(pre), spread).reshape(self.weight.shape)
+
+    def _named(self, weight: Tensor, backward: Tensor | None, post: Tensor) -> Gradients:
+        gradients = {"weight": weight}  # in the order of named_parameters()
+        if self.bias is not None:
+            gradients["bias"] = post.sum((-4, -2, -1))
+        if backward is not None:
+            gradients["backward_weight"] = backward
+        return gradients
+
+
+def _bilinear(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """A product that is linear in both, also of complex numbers: without any conjugate."""
+    if not (a.is_complex() or b.is_complex()):
+        return product(a, b)
+    a, b = a + 0j, b + 0j
+    real = product(a.real, b.real) - product(a.imag, b.imag)
+    return torch.complex(real, product(a.real, b.imag) + product(a.imag, b.real))

@@ -1,0 +1,237 @@
+"""What a synapse is: it joins two layers, and sees these two alone.
+
+It turns what its ends transmit into a drive on each, holds its own share φ of the primitive
+function, and forms its update from the states of its two ends: locality in space is in the
+signatures. A synapse of your own defines `weight_shape`, `fans` and `drives`; the rest follows.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.model import Gradients, Shape
+from eqprop.seeds import generator
+from eqprop.synapses.initial import Init, angle_between, as_init, flip_signs
+
+INPUT = "input"
+
+
+class Synapses(nn.Module, ABC):
+    """Connections from the layer `pre` to the layer `post`, and back.
+
+    Args:
+        pre: the name of the layer before, or "input".
+        post: the name of the layer after.
+        tied: one weight read in both directions (default True; EP, C-EP). Untied: a
+            `backward_weight` of its own (VF, C-VF).
+        bias: whether the layer after gets one. Default False.
+        init: how weights are drawn: "glorot" (default), "fan_in", or a function (shape, fan_in,
+            fan_out, generator) -> tensor.
+        angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
+            member. The backward weight is the forward weight, each sign flipped with probability
+            ½(1 − cos Ψ). Default 0.
+    """
+
+    weight: nn.Parameter  # [*ensemble, *weight_shape]
+    bias: nn.Parameter | None  # [*ensemble, n_bias]
+    backward_weight: nn.Parameter | None  # as the weight, reversed
+    ends: tuple[Shape, Shape]  # what the two layers look like
+    ensemble: tuple[int, ...]
+    holomorphic = True  # the drives are analytic functions of what the ends transmit
+
+    def __init__(
+        self,
+        pre: str,
+        post: str,
+        *,
+        tied: bool = True,
+        bias: bool = False,
+        init: str | Init = "glorot",
+        angle: float | Sequence[float] = 0.0,
+    ) -> None:
+        super().__init__()
+        self.pre, self.post, self.tied = pre, post, tied
+        self.within = pre == post
+        self.has_bias, self.init, self.initial_angle = bias, as_init(init), angle
+        if post == INPUT:
+            raise ValueError(f"synapse {self.name}: the input cannot receive synapses")
+        if self._angles(1) != [0.0] and (tied or self.within or self.from_input):
+            raise ValueError(
+                f"synapse {self.name}: angle needs untied weights between two layers of neurons"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{self.pre}→{self.post}"
+
+    @property
+    def from_input(self) -> bool:
+        return self.pre == INPUT
+
+    @property
+    def untied(self) -> bool:
+        """Whether it has a backward weight of its own."""
+        return not (self.tied or self.within or self.from_input)
+
+    # what a synapse of its own kind defines
+
+    @abstractmethod
+    def weight_shape(self, pre: Shape, post: Shape) -> Shape:
+        """The shape of one member's weight between layers of these shapes. Raise if they do not
+        fit.
+        """
+
+    @abstractmethod
+    def fans(self, pre: Shape, post: Shape) -> tuple[int, int]:
+        """How many connections a neuron after has, and a neuron before."""
+
+    @abstractmethod
+    def drives(self, pre: Tensor, post: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """The drives (on_pre, on_post) by what both ends transmit, [*ensemble, batch, *shape].
+
+        `on_pre` is None where nothing is sent back: from the input, within one layer, and where
+        `post` is None.
+        """
+
+    def bias_size(self, post: Shape) -> int:
+        """How many biases one member has."""
+        return math.prod(post)
+
+    def reverse(self, weight: Tensor) -> Tensor:
+        """A forward weight as a backward weight lies, and back. By itself an inverse."""
+        return weight
+
+    def drawn(self, weight: Tensor) -> Tensor:
+        """A member's weight as it is after drawing."""
+        return weight
+
+    # what follows
+
+    def size(self, pre: Shape, post: Shape) -> int:
+        """How many parameters one member has."""
+        weights = math.prod(self.weight_shape(pre, post)) * (2 if self.untied else 1)
+        return weights + (self.bias_size(post) if self.has_bias else 0)
+
+    def build(
+        self,
+        ends: tuple[Shape, Shape],
+        ensemble: tuple[int, ...],
+        seeds: Sequence[int],
+        key: str,
+        dtype: torch.dtype,
+    ) -> None:
+        """Allocate and draw the parameters, each member's from its own seed and `key`."""
+        if "weight" in self._parameters:
+            raise ValueError(f"synapse {self.name} belongs to a network already: make a new one")
+        angles = self._angles(len(seeds))
+        if len(angles) != len(seeds):
+            raise ValueError(
+                f"synapse {self.name}: angle has {len(angles)} entries, "
+                f"but the ensemble has {len(seeds)} member(s)"
+            )
+        self.ends, self.ensemble = ends, ensemble
+        shape, fans, n_bias = self.weight_shape(*ends), self.fans(*ends), self.bias_size(ends[1])
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*ensemble, *shape, dtype=dtype), requires_grad=False)
+
+        self.weight = parameter(*shape)
+        self.bias = parameter(n_bias) if self.has_bias else None
+        backward = self.reverse(torch.empty(shape, device="meta")).shape
+        self.backward_weight = parameter(*backward) if self.untied else None
+        for i, (seed, angle) in enumerate(zip(seeds, angles, strict=True)):
+            source = generator(seed, f"{key} weights")
+            weight = self.drawn(self._draw(shape, fans, source))
+            self.weight.view(-1, *shape)[i] = weight
+            if self.bias is not None:
+                self.bias.view(-1, n_bias)[i] = self._draw((n_bias,), fans, source)
+            if self.backward_weight is not None:
+                flips = generator(seed, f"{key} sign flips")
+                flipped = flip_signs(weight, angle, flips)
+                self.backward_weight.view(-1, *backward)[i] = self.reverse(flipped)
+
+    def _angles(self, members: int) -> list[float]:
+        given = self.initial_angle
+        angles = list(given) if isinstance(given, Sequence) else [float(given)] * members
+        if not all(0 <= a <= 180 for a in angles):
+            raise ValueError(f"synapse {self.name}: angle must lie in [0, 180] degrees: {given}")
+        return angles
+
+    def _draw(self, shape: Shape, fans: tuple[int, int], source: torch.Generator) -> Tensor:
+        value = self.init(shape, *fans, source)
+        if tuple(value.shape) != shape:
+            raise ValueError(
+                f"synapse {self.name}: init returned {list(value.shape)}, but must return "
+                f"{list(shape)}"
+            )
+        return value
+
+    def angle(self) -> Tensor:
+        """Ψ between forward and backward weights in degrees, [*ensemble]; 0 where tied."""
+        if self.backward_weight is None:
+            return torch.zeros(self.ensemble, dtype=self.weight.dtype)
+        back = self.reverse(self.backward_weight)
+        a, b = (w.reshape(*self.ensemble, 1, -1) for w in (self.weight, back))
+        return angle_between(a, b)
+
+    def phi(self, pre: Tensor, post: Tensor) -> Tensor:
+        """This synapse's share of Φ, post · drive(pre), one value per sample. Tied synapses only."""
+        self._require_tied()
+        return self._per_sample(post * self.drives(pre, None if self.from_input else post)[1])
+
+    def phi_gradient(self, pre: Tensor, post: Tensor) -> Gradients:
+        """∂φ/∂θ, summed over the batch. Tied synapses only."""
+        self._require_tied()
+
+        def phi(theta: Gradients) -> Tensor:
+            return torch.func.functional_call(self, theta, (pre, post)).sum()
+
+        found: Gradients = torch.func.grad(phi)(dict(self.named_parameters()))
+        return found
+
+    def vector_field_gradient(
+        self, pre: Tensor, post: Tensor, d_pre: Tensor | None, d_post: Tensor
+    ) -> Gradients:
+        """(∂drive/∂θ)ᵀ·d for changes d at both ends, summed over the batch.
+
+        `d_pre` is None for the input, which does not move.
+        """
+
+        def moved(theta: Gradients) -> Tensor:
+            on_pre, on_post = torch.func.functional_call(
+                self, theta, (pre, None if self.from_input else post), {"drives": True}
+            )
+            total = (d_post * on_post).sum()
+            return total if on_pre is None or d_pre is None else total + (d_pre * on_pre).sum()
+
+        found: Gradients = torch.func.grad(moved)(dict(self.named_parameters()))
+        return found
+
+    def forward(
+        self, pre: Tensor, post: Tensor | None, drives: bool = False
+    ) -> Tensor | tuple[Tensor | None, Tensor]:
+        """φ(pre, post), or the drives: what `torch.func` calls with other parameters."""
+        if drives:
+            return self.drives(pre, post)
+        assert post is not None
+        return self.phi(pre, post)
+
+    def _per_sample(self, value: Tensor) -> Tensor:
+        """The sum over the neurons of `post`, [*ensemble, batch]."""
+        return value.flatten(-len(self.ends[1])).sum(-1)
+
+    def _require_tied(self) -> None:
+        if not (self.tied or self.from_input):
+            raise ValueError(
+                f"synapse {self.name} is untied, so the network has no primitive function Φ: "
+                "use VF or ContinualVF, or tie it"
+            )
+
+    def extra_repr(self) -> str:
+        tying = "" if self.from_input else ", tied" if self.tied else ", untied"
+        return f"{self.name}{tying}{', bias' if self.has_bias else ''}"
