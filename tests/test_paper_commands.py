@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import eqprop.cli
-from eqprop.paper import training
-from eqprop.paper.catalogue import items
-from eqprop.paper.item import Results
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.catalogue import items
+from eqprop.report.item import Results
 from eqprop.runs import run as run_module
 from eqprop.runs.progress import Progress
 

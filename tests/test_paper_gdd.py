@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqprop.paper import gdd, sources
-from eqprop.paper.blocks import Chart
-from eqprop.paper.item import Order, Results
+from eqprop.papers.continual_ep import gdd, sources
+from eqprop.report.blocks import Chart
+from eqprop.report.item import Order, Results
 from eqprop.rules import ContinualEP, ContinualVF, Step
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eqprop.paper import html, markdown, report, svg
-from eqprop.paper.blocks import Block, Chart, Line, Matrix, Panel, Table, Text
-from eqprop.paper.item import Item, Order, Results, Row, State
-from eqprop.paper.sources import Kind, Source
+from eqprop.papers.continual_ep.sources import Kind, Source
+from eqprop.report import html, markdown, svg, writer
+from eqprop.report.blocks import Block, Chart, Line, Matrix, Panel, Table, Text
+from eqprop.report.item import Item, Order, Results, Row, State
 from eqprop.runs.recipe import UserError
 
 pytestmark = pytest.mark.slow
@@ -335,7 +335,7 @@ def test_markdown_has_the_same_tables(results):
 
 
 def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
-    written = report.write(results, Path("page.html"), ITEMS)
+    written = writer.write(results, Path("page.html"), ITEMS)
     assert [path.as_posix() for path in written] == [
         "page.html",
         "results/paper/report.md",
@@ -343,7 +343,7 @@ def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
         "results/paper/figures/angles.svg",
     ]
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in written}
-    assert report.write(results, Path("page.html"), ITEMS) == written
+    assert writer.write(results, Path("page.html"), ITEMS) == written
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in written} == before
     assert "commit" in Path("page.html").read_text("utf-8")
 
@@ -360,9 +360,9 @@ def test_marks_in_readme_and_docs_are_filled(results):
         "<!-- paper: sources -->\n<!-- end -->\nafter\n"
     )
     untouched = Path("README.md").read_text("utf-8")
-    report.write(results, Path("page.html"), ITEMS)
+    writer.write(results, Path("page.html"), ITEMS)
     assert Path("README.md").read_text("utf-8") == untouched  # only on request
-    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(results, Path("page.html"), ITEMS, update_docs=True)
     readme = Path("README.md").read_text("utf-8")
     full, rows, summary, sources = re.findall(r" -->\n\n(.*?)\n<!-- end -->", readme, re.DOTALL)
     assert readme.startswith("before\n<!-- paper: toy -->\n\n|  | paper |")
@@ -383,13 +383,13 @@ def test_marks_in_readme_and_docs_are_filled(results):
         "| the released code | its command | `toy` |",
         "| the text | a table | `toy` |",
     ]
-    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(results, Path("page.html"), ITEMS, update_docs=True)
     assert Path("README.md").read_text("utf-8") == readme
 
 
 def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(results):
     Path("README.md").write_text("<!-- paper: toy -->\n<!-- end -->\n")
-    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(results, Path("page.html"), ITEMS, update_docs=True)
     readme, (toy, *others) = Path("README.md").read_text("utf-8"), ITEMS
     first, second, third = toy.has_rows
     wide = toy.has_blocks[-1]
@@ -403,7 +403,7 @@ def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(result
         (replace(toy, has_blocks=(replace(wide, rows=wide.rows[:2]),)), "7 lines instead of 8"),
     ):
         with pytest.raises(UserError) as caught:
-            report.write(results, Path("other.html"), [less, *others], update_docs=True)
+            writer.write(results, Path("other.html"), [less, *others], update_docs=True)
         assert str(caught.value) == (
             f"README.md: paper: toy: would hold {said}: complete the results, or empty the "
             "section if it is to shrink"
@@ -412,7 +412,7 @@ def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(result
         assert not Path("other.html").exists()
     # a row that passes has nothing to note
     better = replace(second, passed=True, note="")
-    report.write(
+    writer.write(
         results,
         Path("other.html"),
         [replace(toy, has_rows=(first, better, third)), *others],
@@ -425,14 +425,14 @@ def test_results_that_lie_elsewhere_leave_the_documents_here_alone(results, tmp_
     marks = "<!-- paper: toy rows -->\nas it was\n<!-- end -->\n"
     Path("README.md").write_text(marks)
     elsewhere = Results(tmp_path / "elsewhere" / "results")
-    report.write(elsewhere, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(elsewhere, Path("page.html"), ITEMS, update_docs=True)
     assert Path("README.md").read_text() == marks
 
 
 def test_a_mark_that_names_no_item_is_an_error(results):
     Path("README.md").write_text("<!-- paper: tyo -->\n<!-- end -->\n")
     with pytest.raises(UserError, match=r"README\.md: paper: tyo: no such item\. There are: toy"):
-        report.write(results, Path("page.html"), ITEMS, update_docs=True)
+        writer.write(results, Path("page.html"), ITEMS, update_docs=True)
 
 
 def test_a_verdict_needs_a_source():
@@ -524,7 +524,7 @@ def check(it: Opened, items: tuple[Item, ...]) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_in_a_browser(results, browser, width):
-    report.write(results, Path("page.html"), ITEMS)
+    writer.write(results, Path("page.html"), ITEMS)
     it = opened(browser, Path("page.html"), width)
     check(it, ITEMS)
     panels = [p.bounding_box() for p in it.page.locator("section#toy svg.plot").all()]
@@ -536,7 +536,7 @@ def test_the_page_in_a_browser(results, browser, width):
 
 
 def test_hovering_shows_the_values_of_the_nearest_points(results, browser):
-    report.write(results, Path("page.html"), ITEMS)
+    writer.write(results, Path("page.html"), ITEMS)
     it = opened(browser, Path("page.html"), 1280)
     plot = it.page.locator("section#toy svg.plot").first
     path = plot.locator("path[data-v]").first  # synapse 0, its last point
@@ -564,7 +564,7 @@ def test_hovering_shows_the_values_of_the_nearest_points(results, browser):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_report_of_this_repository(tmp_path, monkeypatch, browser, width):
-    from eqprop.paper.catalogue import items
+    from eqprop.papers.continual_ep.catalogue import items
 
     stored = Results(Path(__file__).parent.parent / "results")
     monkeypatch.chdir(tmp_path)

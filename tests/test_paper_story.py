@@ -13,12 +13,12 @@ import torch
 
 import eqprop
 from eqprop.data import Dataset
-from eqprop.paper import story, training
-from eqprop.paper.blocks import Chart, Table, Text
-from eqprop.paper.catalogue import find
-from eqprop.paper.item import Order, Results, Row
-from eqprop.paper.published import ANGLES
-from eqprop.paper.training import RUNS
+from eqprop.papers.continual_ep import story, training
+from eqprop.papers.continual_ep.catalogue import find
+from eqprop.papers.continual_ep.published import ANGLES
+from eqprop.papers.continual_ep.training import RUNS
+from eqprop.report.blocks import Chart, Table, Text
+from eqprop.report.item import Order, Results, Row
 from eqprop.runs.recipe import Member, UserError
 from tests.test_paper_training import summary_of
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from eqprop.paper import toy
-from eqprop.paper.blocks import Chart
-from eqprop.paper.item import Order, Results
+from eqprop.papers.continual_ep import toy
+from eqprop.report.blocks import Chart
+from eqprop.report.item import Order, Results
 from eqprop.rules import ContinualEP, Step
 
 (ITEM,) = toy.ITEMS

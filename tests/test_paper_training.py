@@ -19,14 +19,23 @@ import torch
 from eqprop.analysis import angle, time_resolved
 from eqprop.data import Dataset
 from eqprop.engines import resolve_rates
-from eqprop.paper import angles, curves, psi, sources, speed, tables, training, updates
-from eqprop.paper.blocks import Chart, Table, Text
-from eqprop.paper.catalogue import find, items
-from eqprop.paper.item import Item, Order, Results, Row
-from eqprop.paper.psi import BESIDE
-from eqprop.paper.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
-from eqprop.paper.training import BY_NAME, RUNS
-from eqprop.paper.verdict import Measured, passes
+from eqprop.papers.continual_ep import (
+    angles,
+    curves,
+    psi,
+    sources,
+    speed,
+    tables,
+    training,
+    updates,
+)
+from eqprop.papers.continual_ep.catalogue import find, items
+from eqprop.papers.continual_ep.psi import BESIDE
+from eqprop.papers.continual_ep.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
+from eqprop.papers.continual_ep.training import BY_NAME, RUNS
+from eqprop.report.blocks import Chart, Table, Text
+from eqprop.report.item import Item, Order, Results, Row
+from eqprop.report.verdict import Measured, passes
 from eqprop.rules import BPTT
 from eqprop.runs import run as run_module
 from eqprop.runs.check import check

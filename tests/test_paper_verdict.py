@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eqprop.paper import published
-from eqprop.paper.published import ANGLES, FULL_TABLE, HYPERPARAMETERS, RESCALED, RESULTS_TABLE
-from eqprop.paper.verdict import Measured, miss, passes, tolerance
+from eqprop.papers.continual_ep import published
+from eqprop.papers.continual_ep.published import (
+    ANGLES,
+    FULL_TABLE,
+    HYPERPARAMETERS,
+    RESCALED,
+    RESULTS_TABLE,
+)
+from eqprop.report.verdict import Measured, miss, passes, tolerance
 from eqprop.runs import recipe as recipes
 
 # Published

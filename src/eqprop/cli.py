@@ -19,7 +19,7 @@ from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS, MAX_THREADS
 from eqprop.memory import NotEnoughMemory
-from eqprop.paper import commands as paper
+from eqprop.report import commands as paper
 from eqprop.runs import Evaluation, Interrupted, Recipe, Run, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eqprop.paper.blocks import Block
-from eqprop.paper.sources import Source
+from eqprop.papers.continual_ep.sources import Source
+from eqprop.report.blocks import Block
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import UserError
 

@@ -21,9 +21,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from eqprop.paper import html, markdown, svg
-from eqprop.paper.blocks import Chart, Matrix, Table
-from eqprop.paper.item import Item, Results
+from eqprop.report import html, markdown, svg
+from eqprop.report.blocks import Chart, Matrix, Table
+from eqprop.report.item import Item, Results
 from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
@@ -41,7 +41,7 @@ def write(
 ) -> list[Path]:
     """What was written, or was so already: the page first."""
     if items is None:
-        from eqprop.paper.catalogue import items as catalogue
+        from eqprop.papers.continual_ep.catalogue import items as catalogue
 
         items = catalogue()
     folder = results.root / "paper"

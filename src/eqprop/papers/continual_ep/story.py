@@ -20,14 +20,14 @@ from eqprop import runs
 from eqprop.dynamics import relax
 from eqprop.model import State as Neurons
 from eqprop.network import Network
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.paper.comparison import compare
-from eqprop.paper.computed import Computed
-from eqprop.paper.item import Order, Results, Row, State
-from eqprop.paper.psi import points, readings
-from eqprop.paper.published import FULL_TABLE
-from eqprop.paper.training import RUNS, Outcome, TrainingRun
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.comparison import compare
+from eqprop.papers.continual_ep.psi import points, readings
+from eqprop.papers.continual_ep.published import FULL_TABLE
+from eqprop.papers.continual_ep.training import RUNS, Outcome, TrainingRun
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.report.computed import Computed
+from eqprop.report.item import Order, Results, Row, State
 from eqprop.runs import UserError, figures
 from eqprop.runs.evaluation import UNSETTLED
 from eqprop.runs.training import fitting

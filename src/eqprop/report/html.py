@@ -11,9 +11,9 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 
-from eqprop.paper import svg
-from eqprop.paper.blocks import Block, Chart, Matrix, Panel, Table, Text
-from eqprop.paper.item import Item, Results, Row
+from eqprop.report import svg
+from eqprop.report.blocks import Block, Chart, Matrix, Panel, Table, Text
+from eqprop.report.item import Item, Results, Row
 
 ARTICLE = "https://arxiv.org/abs/2005.04168"
 STATES = {"full": "full run", "quick": "quick run", "partial": "in part", "missing": "not run yet"}
@@ -39,7 +39,7 @@ def text(source: str) -> str:
 
 def page(items: Sequence[Item], results: Results, made: Sequence[str]) -> str:
     """`made`: where and from what, a line each, for the foot of the page."""
-    resources = files("eqprop.paper")
+    resources = files("eqprop.report")
     css, js = ((resources / name).read_text("utf-8") for name in ("page.css", "page.js"))
     light, dark = (
         "; ".join(f"--{name}: {value}" for name, value in colors.items())

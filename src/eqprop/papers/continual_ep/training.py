@@ -17,9 +17,8 @@ from torch import Tensor
 
 from eqprop import data as datasets
 from eqprop import runs
-from eqprop.paper.item import Order, Results, State
-from eqprop.paper.published import ANGLES
-from eqprop.paper.sources import (
+from eqprop.papers.continual_ep.published import ANGLES
+from eqprop.papers.continual_ep.sources import (
     COMMANDS,
     EQUATIONS,
     GLOROT,
@@ -28,7 +27,8 @@ from eqprop.paper.sources import (
     THEOREM,
     Source,
 )
-from eqprop.paper.verdict import Measured
+from eqprop.report.item import Order, Results, State
+from eqprop.report.verdict import Measured
 from eqprop.runs import Interrupted, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder

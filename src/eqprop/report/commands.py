@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eqprop.paper import catalogue, report, training
-from eqprop.paper.item import Item, Order, Results
-from eqprop.paper.training import RUNS, TrainingRun
+from eqprop.papers.continual_ep import catalogue, training
+from eqprop.papers.continual_ep.training import RUNS, TrainingRun
+from eqprop.report import writer
+from eqprop.report.item import Item, Order, Results
 from eqprop.runs import Interrupted, UserError
 from eqprop.runs.run import check_device
 
@@ -230,6 +231,6 @@ def _report(options: argparse.Namespace) -> int:
     root = Path(options.results)
     if not root.is_dir():
         raise UserError(f"--results {root}: no such folder: give the one that holds paper/")
-    for path in report.write(Results(root), Path(options.out), update_docs=options.update_docs):
+    for path in writer.write(Results(root), Path(options.out), update_docs=options.update_docs):
         print(path)
     return OK

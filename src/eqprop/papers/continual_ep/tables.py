@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from eqprop.paper.blocks import Block
-from eqprop.paper.comparison import Comparison, compare, explanation, table
-from eqprop.paper.item import Results, Row, State
-from eqprop.paper.published import FULL_TABLE, RESCALED, RESULTS_TABLE, Result
-from eqprop.paper.trained import Trained
+from eqprop.papers.continual_ep.comparison import Comparison, compare, explanation, table
+from eqprop.papers.continual_ep.published import FULL_TABLE, RESCALED, RESULTS_TABLE, Result
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.report.blocks import Block
+from eqprop.report.item import Results, Row, State
 
 
 class TrainingTable(Trained):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from eqprop.paper.blocks import Block, Chart, Matrix, Table, Text
-from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric, standing
-from eqprop.paper.item import Item, Results, Row
-from eqprop.paper.sources import Source
-from eqprop.paper.svg import SUBSCRIPT, typeset
+from eqprop.papers.continual_ep.sources import Source
+from eqprop.report.blocks import Block, Chart, Matrix, Table, Text
+from eqprop.report.html import ARTICLE, STATES, matrix_number, numeric, standing
+from eqprop.report.item import Item, Results, Row
+from eqprop.report.svg import SUBSCRIPT, typeset
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 

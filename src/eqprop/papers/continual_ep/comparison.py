@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eqprop.paper.blocks import Table, Text
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import NAMES, Result
-from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, progress, variants
-from eqprop.paper.verdict import miss, passes
+from eqprop.papers.continual_ep.published import NAMES, Result
+from eqprop.papers.continual_ep.training import (
+    RUNS,
+    Errors,
+    Outcome,
+    TrainingRun,
+    best,
+    progress,
+    variants,
+)
+from eqprop.report.blocks import Table, Text
+from eqprop.report.item import Results, Row
+from eqprop.report.verdict import miss, passes
 
 MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the reading that is judged
 WORDS = {True: ", agrees", False: ", differs", None: " (quick)"}  # of a variant: no verdict

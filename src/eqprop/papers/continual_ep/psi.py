@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqprop.paper.blocks import Block, Chart, Line, Panel
-from eqprop.paper.comparison import Comparison, compare, explanation
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import FULL_TABLE, NAMES
-from eqprop.paper.trained import Trained
-from eqprop.paper.verdict import Measured
+from eqprop.papers.continual_ep.comparison import Comparison, compare, explanation
+from eqprop.papers.continual_ep.published import FULL_TABLE, NAMES
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.report.blocks import Block, Chart, Line, Panel
+from eqprop.report.item import Results, Row
+from eqprop.report.verdict import Measured
 
 BESIDE = 2.5  # degrees by which the points of a reading stand beside those before
 PUBLISHED = tuple(result for result in FULL_TABLE if result.angle is not None)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel
-from eqprop.paper.comparison import compare, described
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import FULL_TABLE, Result
-from eqprop.paper.trained import Trained
-from eqprop.paper.training import Outcome, TrainingRun
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.comparison import compare, described
+from eqprop.papers.continual_ep.published import FULL_TABLE, Result
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.papers.continual_ep.training import Outcome, TrainingRun
+from eqprop.report.blocks import Block, Chart, Line, Panel
+from eqprop.report.item import Results, Row
 
 
 class TrainingCurves(Trained):

@@ -22,15 +22,21 @@ from eqprop.costs import SquaredError
 from eqprop.engines.descent import descend, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.paper.comparison import Comparison, Reading, compare
-from eqprop.paper.item import Item, Order, Results, Row, State
-from eqprop.paper.psi import points
-from eqprop.paper.published import FIGURE_ANGLES, FULL_TABLE, NAMES, SAID_OF_ANGLES, named
-from eqprop.paper.sources import ANGLE_CODE
-from eqprop.paper.training import RUNS, TrainingRun, measured
-from eqprop.paper.verdict import Measured, passes
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.comparison import Comparison, Reading, compare
+from eqprop.papers.continual_ep.psi import points
+from eqprop.papers.continual_ep.published import (
+    FIGURE_ANGLES,
+    FULL_TABLE,
+    NAMES,
+    SAID_OF_ANGLES,
+    named,
+)
+from eqprop.papers.continual_ep.sources import ANGLE_CODE
+from eqprop.papers.continual_ep.training import RUNS, TrainingRun, measured
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.report.item import Item, Order, Results, Row, State
+from eqprop.report.verdict import Measured, passes
 from eqprop.rules import BPTT
 from eqprop.runs.files import write_whole
 from eqprop.runs.machine import describe

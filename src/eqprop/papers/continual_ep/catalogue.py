@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import difflib
 
-from eqprop.paper import algorithms, angles, curves, gdd, psi, speed, story, tables, toy, updates
-from eqprop.paper.item import Item
-from eqprop.paper.training import BY_NAME, TrainingRun
+from eqprop.papers.continual_ep import (
+    algorithms,
+    angles,
+    curves,
+    gdd,
+    psi,
+    speed,
+    story,
+    tables,
+    toy,
+    updates,
+)
+from eqprop.papers.continual_ep.training import BY_NAME, TrainingRun
+from eqprop.report.item import Item
 from eqprop.runs.recipe import UserError
 
 _results, _full, _rescaled = tables.ITEMS

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Table
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import NAMES, TITAN_SECONDS
-from eqprop.paper.trained import Trained
-from eqprop.paper.training import Outcome
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.published import NAMES, TITAN_SECONDS
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.papers.continual_ep.training import Outcome
+from eqprop.report.blocks import Block, Table
+from eqprop.report.item import Results, Row
 
 CAPTION = (
     "Time to train, a Titan RTX in the paper; ours without starting and compiling, beside whatever "

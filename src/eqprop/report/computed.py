@@ -7,8 +7,8 @@ from abc import abstractmethod
 from datetime import UTC, datetime
 from typing import Any
 
-from eqprop.paper.blocks import Block, Text
-from eqprop.paper.item import Item, Order, Results, State
+from eqprop.report.blocks import Block, Text
+from eqprop.report.item import Item, Order, Results, State
 from eqprop.runs.files import write_whole
 from eqprop.runs.machine import describe
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table
-from eqprop.paper.item import Results, Row
-from eqprop.paper.psi import BESIDE, points
-from eqprop.paper.published import ANGLES, NAMES
-from eqprop.paper.trained import Trained
-from eqprop.paper.training import RUNS, Errors, Outcome
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.psi import BESIDE, points
+from eqprop.papers.continual_ep.published import ANGLES, NAMES
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.papers.continual_ep.training import RUNS, Errors, Outcome
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table
+from eqprop.report.item import Results, Row
 
 DEPTHS = ("1h", "2h")
 UPDATES = {"none, in turn": "-in-turn", "own": "", "full": "-full"}  # and what names its run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqprop.paper import training
-from eqprop.paper.item import Item, Order, Results, State
+from eqprop.papers.continual_ep import training
+from eqprop.report.item import Item, Order, Results, State
 
 
 class Trained(Item):
