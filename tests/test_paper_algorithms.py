@@ -6,7 +6,8 @@ import torch
 from eqprop.papers.continual_ep import algorithms
 from eqprop.peak import Peak
 from eqprop.report.blocks import Matrix, Table
-from eqprop.report.item import Order, Results
+from eqprop.report.item import Order
+from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP
 
 pytestmark = pytest.mark.slow

@@ -19,6 +19,7 @@ from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS, MAX_THREADS
 from eqprop.memory import NotEnoughMemory
+from eqprop.papers.continual_ep.catalogue import CATALOGUE
 from eqprop.report import commands as paper
 from eqprop.runs import Evaluation, Interrupted, Recipe, Run, UserError, figures
 from eqprop.runs import recipe as recipes
@@ -162,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
-    paper.add(commands)
+    paper.add(commands, CATALOGUE)
     return parser
 
 

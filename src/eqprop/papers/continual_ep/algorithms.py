@@ -23,7 +23,8 @@ from eqprop.papers.continual_ep.sources import ALGORITHMS
 from eqprop.peak import Peak
 from eqprop.report.blocks import Block, Matrix, Table, Text
 from eqprop.report.computed import Computed
-from eqprop.report.item import Item, Order, Results, Row
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP, Rule
 from eqprop.runs import recipe as recipes
 from eqprop.timesteps import RealTime

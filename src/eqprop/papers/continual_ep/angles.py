@@ -8,10 +8,8 @@ what lies between them.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
@@ -35,11 +33,10 @@ from eqprop.papers.continual_ep.published import (
 from eqprop.papers.continual_ep.sources import ANGLE_CODE
 from eqprop.papers.continual_ep.training import RUNS, TrainingRun, measured
 from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.report.item import Item, Order, Results, Row, State
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Completeness, Results, weakest
 from eqprop.report.verdict import Measured, passes
 from eqprop.rules import BPTT
-from eqprop.runs.files import write_whole
-from eqprop.runs.machine import describe
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.runs.training import fitting, update_and_gradient
 from eqprop.seeds import generator
@@ -52,7 +49,6 @@ TOTALS = {
     "code": "t = 1 … K−1, weights only, ∇ after the second phase",
 }
 JUDGED = "code"  # what the figure was made with
-STATES: dict[State, bool] = {"quick": True, "full": False}
 
 Place = tuple[str, float | None]  # recipe, and initial Ψ where the weights are not tied
 Angles = dict[str, dict[str, dict[str, list[float]]]]  # run -> initial Ψ -> total -> degrees
@@ -106,7 +102,7 @@ def _weights(total: Gradients, at_0: Gradients) -> Gradients:
 
 @dataclass(frozen=True)
 class Found:
-    state: State
+    completeness: Completeness
     angles: dict[str, dict[str, Measured]]  # by initial Ψ, and by the meaning of the total
 
 
@@ -138,15 +134,15 @@ class EpToCvf(Item):
         """Angles come first: they need no training, and may be all that there is time for."""
         self.measure(order)
         for name in self.runs:
-            training.train(RUNS[name], order)
+            RUNS[name].run(order)
 
     def measure(self, order: Order) -> None:
-        angles: Angles = (order.results.read(self.name, order.quick) or {}).get("angles", {})
+        angles = self._stored(order.results, order.quick)
         for run in self._measured(order.results):
             if run.name not in angles:
                 order.say(f"{self.name}: angles of {run.name} before training")
                 angles[run.name] = self._angles(run, order)
-                self._store(angles, order)
+                order.results.store(self.name, order.quick, {"angles": angles})
 
     def _measured(self, results: Results) -> Iterator[TrainingRun]:
         """Every recipe, and the variants with a source that were trained."""
@@ -166,19 +162,12 @@ class EpToCvf(Item):
             by_angle.setdefault(f"{member.angle:g}", []).append(member)
         return {psi: before_training(recipe, m, data) for psi, m in by_angle.items()}
 
-    def _store(self, angles: Angles, order: Order) -> None:
-        where = {**describe("cpu"), "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
-        folder = order.results.folder(order.quick)
-        folder.mkdir(parents=True, exist_ok=True)
-        found = {"machine": where, "quick": order.quick, "angles": angles}
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        write_whole(folder / f"{self.name}.json", f"{text}\n".encode())
-
-    def state(self, results: Results) -> State:
-        states = {training.state(self.runs, results)}
+    def completeness(self, results: Results) -> Completeness:
         found = self._found(results)
-        states |= {found[name].state if name in found else "missing" for name in self.runs}
-        return next(weakest for weakest in ("missing", "quick", "full") if weakest in states)
+        if any(name not in found for name in self.runs):
+            return "missing"
+        measured = (found[name].completeness for name in self.runs)
+        return weakest([training.completeness(self.runs, results), *measured])
 
     def rows(self, results: Results) -> tuple[Row, ...]:
         """The points that the text names."""
@@ -188,9 +177,14 @@ class EpToCvf(Item):
     def _found(self, results: Results) -> dict[str, Found]:
         """What was measured of each run, full before quick."""
         found: dict[str, Found] = {}
-        for state, quick in STATES.items():
-            stored: Angles = (results.read(self.name, quick) or {}).get("angles", {})
-            found |= {run: Found(state, _means(by_psi)) for run, by_psi in stored.items()}
+        for quick in (True, False):
+            of: Completeness = "quick" if quick else "full"
+            stored = self._stored(results, quick)
+            found |= {run: Found(of, _means(by_psi)) for run, by_psi in stored.items()}
+        return found
+
+    def _stored(self, results: Results, quick: bool) -> Angles:
+        found: Angles = (results.read(self.name, quick) or {}).get("angles", {})
         return found
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
@@ -227,7 +221,7 @@ def _row(place: Place, said: str, found: Mapping[str, Found]) -> Row:
     if recipe in found:
         angles = found[recipe].angles[f"{psi or 0.0:g}"]
         ours = _degrees(angles[JUDGED])
-        passed = passes(paper, angles[JUDGED]) if found[recipe].state == "full" else None
+        passed = passes(paper, angles[JUDGED]) if found[recipe].completeness == "full" else None
         notes += [f"{TOTALS[t]}: {_degrees(angles[t])}" for t in TOTALS if t != JUDGED]
     return Row(
         named(recipe, psi),

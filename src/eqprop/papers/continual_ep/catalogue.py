@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from eqprop.papers.continual_ep import (
     algorithms,
     angles,
@@ -16,16 +14,17 @@ from eqprop.papers.continual_ep import (
     toy,
     updates,
 )
-from eqprop.papers.continual_ep.training import BY_NAME, TrainingRun
-from eqprop.report.item import Item
-from eqprop.runs.recipe import UserError
+from eqprop.papers.continual_ep.training import BY_NAME, RUNS
+from eqprop.report.catalogue import Catalogue
 
 _results, _full, _rescaled = tables.ITEMS
 _ep_to_cvf_b, *_appendix_e6 = gdd.ITEMS
 
-
-def items() -> tuple[Item, ...]:
-    return (
+CATALOGUE = Catalogue(
+    title="Equilibrium propagation with continual weight updates",
+    authors="Ernoult, Grollier, Querlioz, Bengio, Scellier, 2020",
+    address="https://arxiv.org/abs/2005.04168",
+    items=(
         *toy.ITEMS,
         _results,
         *psi.ITEMS,
@@ -39,14 +38,9 @@ def items() -> tuple[Item, ...]:
         *curves.ITEMS,
         *story.ITEMS,
         *updates.ITEMS,
-    )
-
-
-def find(name: str) -> Item | TrainingRun:
-    """An item, or one of the training runs that items share, or a part of one."""
-    known: dict[str, Item | TrainingRun] = {**BY_NAME, **{it.name: it for it in items()}}
-    if name in known:
-        return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "see `eqprop paper list`"
-    raise UserError(f"{name!r} is neither an item of the paper nor one of its runs: {hint}")
+    ),
+    runs=tuple(RUNS.values()),
+    parts=tuple(run for name, run in BY_NAME.items() if name not in RUNS),
+    first=("toy-model", "rescaled --quick"),
+    by_itself="c-vf-1h-in-turn",
+)

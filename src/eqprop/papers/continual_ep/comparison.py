@@ -12,11 +12,11 @@ from eqprop.papers.continual_ep.training import (
     Outcome,
     TrainingRun,
     best,
-    progress,
     variants,
 )
 from eqprop.report.blocks import Table, Text
-from eqprop.report.item import Results, Row
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 from eqprop.report.verdict import miss, passes
 
 MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the reading that is judged
@@ -73,7 +73,7 @@ class Comparison:
 def _under_way(run: TrainingRun, paper: Result, results: Results) -> str:
     """How far the run is, or the part of it that has this line's angle."""
     parts = (piece for piece in run.pieces if paper.angle in piece.overrides["angle"])
-    done, of = progress(next(parts, run), results)
+    done, of = next(parts, run).progress(results)
     return f"at epoch {done} of {of}" if 0 < done < of else ""
 
 

@@ -12,7 +12,8 @@ from eqprop.papers.continual_ep.published import FULL_TABLE, Result
 from eqprop.papers.continual_ep.trained import Trained
 from eqprop.papers.continual_ep.training import Outcome, TrainingRun
 from eqprop.report.blocks import Block, Chart, Line, Panel
-from eqprop.report.item import Results, Row
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
 
 class TrainingCurves(Trained):

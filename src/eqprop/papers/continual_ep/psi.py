@@ -8,7 +8,8 @@ from eqprop.papers.continual_ep.comparison import Comparison, compare, explanati
 from eqprop.papers.continual_ep.published import FULL_TABLE, NAMES
 from eqprop.papers.continual_ep.trained import Trained
 from eqprop.report.blocks import Block, Chart, Line, Panel
-from eqprop.report.item import Results, Row
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 from eqprop.report.verdict import Measured
 
 BESIDE = 2.5  # degrees by which the points of a reading stand beside those before

@@ -7,7 +7,8 @@ from eqprop.papers.continual_ep.published import NAMES, TITAN_SECONDS
 from eqprop.papers.continual_ep.trained import Trained
 from eqprop.papers.continual_ep.training import Outcome
 from eqprop.report.blocks import Block, Table
-from eqprop.report.item import Results, Row
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
 CAPTION = (
     "Time to train, a Titan RTX in the paper; ours without starting and compiling, beside whatever "

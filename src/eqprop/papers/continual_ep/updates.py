@@ -13,7 +13,8 @@ from eqprop.papers.continual_ep.published import ANGLES, NAMES
 from eqprop.papers.continual_ep.trained import Trained
 from eqprop.papers.continual_ep.training import RUNS, Errors, Outcome
 from eqprop.report.blocks import Block, Chart, Line, Panel, Table
-from eqprop.report.item import Results, Row
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
 DEPTHS = ("1h", "2h")
 UPDATES = {"none, in turn": "-in-turn", "own": "", "full": "-full"}  # and what names its run
