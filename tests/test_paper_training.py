@@ -19,6 +19,7 @@ import torch
 from eqprop.analysis import angle, time_resolved
 from eqprop.data import Dataset
 from eqprop.engines import resolve_rates
+from eqprop.measured import Measured
 from eqprop.papers.continual_ep import (
     angles,
     curves,
@@ -36,7 +37,7 @@ from eqprop.papers.continual_ep.training import BY_NAME, RUNS
 from eqprop.report.blocks import Chart, Table, Text
 from eqprop.report.item import Item, Order, Row
 from eqprop.report.results import Results
-from eqprop.report.verdict import Measured, passes
+from eqprop.report.verdict import passes
 from eqprop.rules import BPTT
 from eqprop.runs import run as run_module
 from eqprop.runs.check import check
@@ -209,7 +210,7 @@ def test_errors_are_counted_from_the_members_with_that_angle(results: Results) -
     for errors, mean in ((found.test, 24.7), (found.last_ten, 27.2)):
         assert (errors.mean, errors.std) == (pytest.approx(mean), pytest.approx(spread))
     assert (found.train.mean, found.train.std) == (pytest.approx(12.35), pytest.approx(spread / 2))
-    assert (found.test.n, found.frozen) == (5, 0)
+    assert (found.test.n, found.non_finite) == (5, 0)
     assert str(found) == "24.70 ± 0.16 (12.35)"
     assert training.best(RUNS["c-vf-1h"], results).errors(33.0) is None
 
@@ -220,7 +221,7 @@ def test_a_frozen_network_counts_as_guessing_and_is_named(results: Results) -> N
 
     write(results, "c-ep-1h", test)
     found = training.best(RUNS["c-ep-1h"], results).errors()
-    assert found.frozen == 1
+    assert found.non_finite == 1
     assert found.test.mean == pytest.approx((4 * 2 + 90) / 5)
     assert found.last_ten.mean == pytest.approx((4 * 2 + (5 * 2 + 5 * 90) / 10) / 5)
     row = rows(FULL, results)["C-EP-1h"]
@@ -245,7 +246,7 @@ def test_a_run_in_which_all_froze_is_complete_and_guesses_to_its_end(results: Re
     assert curve.shape == (30, 5)
     assert curve[:7].unique().tolist() == [3.0]
     assert curve[7:].unique().tolist() == [90.0]
-    assert outcome.errors().frozen == 5
+    assert outcome.errors().non_finite == 5
 
 
 @pytest.mark.parametrize(
@@ -339,9 +340,9 @@ def test_a_run_in_parts_is_read_as_one_and_shown_as_far_as_it_is_there(results: 
     assert joined.recipe.members() == run.resolved(quick=False).members()
     assert joined.summary["wall_seconds"] == 270.0
     assert [it["member"] for it in joined.summary["frozen"]] == [40, 41, 42, 43, 44]
-    frozen = joined.errors(180.0)
-    assert frozen is not None
-    assert (frozen.frozen, frozen.test.mean) == (5, 90.0)
+    gone = joined.errors(180.0)
+    assert gone is not None
+    assert (gone.non_finite, gone.test.mean) == (5, 90.0)
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].passed
     assert joined.curves("test_error", 90.0).shape == (150, 5)
     assert rows(SPEED, results)["C-VF-2h"].note.startswith("networks: 45, 15 at a time, in 4 min")
@@ -705,7 +706,3 @@ def test_a_complete_run_is_kept(results: Results) -> None:
     before = contents(folder.path)
     RUNS["c-ep-1h"].run(Order(results))
     assert contents(folder.path) == before
-
-
-def test_measured_of_one_network_has_no_spread() -> None:
-    assert training.measured(torch.tensor([2.0]).double()) == Measured(2.0, None, 1)

@@ -19,7 +19,7 @@ from eqprop.runs.run import check_device
 
 OK, INTERRUPTED = 0, 130
 DAMAGED = "damaged"
-Command = Callable[[Catalogue, argparse.Namespace], int]
+Command = Callable[[argparse.Namespace], int]
 
 
 def add(commands: Any, catalogue: Catalogue) -> None:

@@ -18,10 +18,11 @@ from eqprop import data as datasets
 from eqprop.analysis import angle, total_update
 from eqprop.costs import SquaredError
 from eqprop.engines.descent import descend, resolve_rates
+from eqprop.measured import Measured
 from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.papers.continual_ep import training
-from eqprop.papers.continual_ep.comparison import Comparison, Reading, compare
+from eqprop.papers.continual_ep.comparison import Comparison, Reproduction, compare
 from eqprop.papers.continual_ep.psi import points
 from eqprop.papers.continual_ep.published import (
     FIGURE_ANGLES,
@@ -31,11 +32,11 @@ from eqprop.papers.continual_ep.published import (
     named,
 )
 from eqprop.papers.continual_ep.sources import ANGLE_CODE
-from eqprop.papers.continual_ep.training import RUNS, TrainingRun, measured
+from eqprop.papers.continual_ep.training import RUNS, TrainingRun
 from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
 from eqprop.report.item import Item, Order, Row
 from eqprop.report.results import Completeness, Results, weakest
-from eqprop.report.verdict import Measured, passes
+from eqprop.report.verdict import passes
 from eqprop.rules import BPTT
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.runs.training import fitting, update_and_gradient
@@ -79,7 +80,7 @@ def _totals(
     ours_at_0, exact_at_0 = update_and_gradient(net, first, members, x, y, SquaredError())
     later = _weights(ours, ours_at_0)
     after = _weights(exact, exact_at_0)
-    if recipe.rule.startswith("continual"):
+    if recipe.learning_rule(members).continual:
         moved = copy.deepcopy(net)
         descend(moved, [ours], resolve_rates(net, recipe.rates(members), recipe.frozen))
         after = _weights(*(_gradient(moved, each, x, y) for each in (recipe, first)))
@@ -109,7 +110,7 @@ class Found:
 @dataclass(frozen=True)
 class Point:
     comparison: Comparison
-    reading: Reading
+    ours: Reproduction
     angles: dict[str, Measured]  # by the meaning of the total
 
     @property
@@ -118,8 +119,8 @@ class Point:
 
     @property
     def label(self) -> str:
-        run = self.reading.run
-        quick = ", quick" if self.reading.outcome.quick else ""
+        run = self.ours.run
+        quick = ", quick" if self.ours.outcome.quick else ""
         return NAMES[run.recipe] + (f", {run.label}" if run.label else "") + quick
 
 
@@ -197,11 +198,11 @@ class EpToCvf(Item):
         """What was both measured and trained."""
         runs, found = self._found(results), []
         for comparison in compare(PUBLISHED, results):
-            for reading in (comparison.ours, *comparison.variants):
+            for ours in (comparison.ours, *comparison.variants):
                 psi = f"{comparison.paper.angle or 0.0:g}"
-                if reading and reading.run.name in runs:
-                    angles = runs[reading.run.name].angles.get(psi)
-                    found += [Point(comparison, reading, angles)] if angles else []
+                if ours and ours.run.name in runs:
+                    angles = runs[ours.run.name].angles.get(psi)
+                    found += [Point(comparison, ours, angles)] if angles else []
         return found
 
     def _chart(self, points: list[Point]) -> Chart:
@@ -235,12 +236,12 @@ def _row(place: Place, said: str, found: Mapping[str, Found]) -> Row:
 
 
 def _degrees(angle: Measured) -> str:
-    return f"{angle.mean:.1f} ± {angle.std or 0.0:.1f}°"
+    return f"{angle:.1f}°"
 
 
 def _means(by_psi: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Measured]]:
     return {
-        psi: {total: measured(torch.tensor(each)) for total, each in by_total.items()}
+        psi: {total: Measured.of(each) for total, each in by_total.items()}
         for psi, by_total in by_psi.items()
     }
 
@@ -250,17 +251,17 @@ def _lines(chosen: list[Point]) -> tuple[Line, ...]:
     paper = {p.place: (FIGURE_ANGLES[p.place].mean, p.comparison.paper.test) for p in chosen}
     ours: dict[str, list[tuple[float, Measured]]] = {}
     for point in chosen:
-        place = point.angles[JUDGED].mean, point.reading.errors.test
+        place = point.angles[JUDGED].mean, point.ours.errors.test
         ours.setdefault(point.label, []).append(place)
     lines = (points(label, places, color) for color, (label, places) in enumerate(ours.items()))
     return points("paper", list(paper.values())), *lines
 
 
 def _agreement(chosen: list[Point]) -> Text:
-    """How many points each reading has where the figure has them."""
+    """How many points each run has where the figure has them."""
     found: dict[str, list[bool]] = {}
     for point in chosen:
-        run, paper = point.reading.run, FIGURE_ANGLES[point.place]
+        run, paper = point.ours.run, FIGURE_ANGLES[point.place]
         near = passes(paper, point.angles[JUDGED])
         found.setdefault(run.label or "the recipes", []).append(near)
     counts = (f"{label} {sum(near)} of {len(near)}" for label, near in found.items())
@@ -273,7 +274,7 @@ def _table(chosen: list[Point]) -> Table:
         psi = point.comparison.paper.angle
         name = point.label + ("" if psi is None else f", Ψ = {psi:g}°")
         angles = (_degrees(point.angles[total]) for total in TOTALS)
-        test = str(point.reading.errors.test)
+        test = str(point.ours.errors.test)
         rows.append((name, _degrees(FIGURE_ANGLES[point.place]), *angles, test))
     header = ("", "the paper's figure", *TOTALS.values(), "test error (%)")
     return Table("Angles before training, and the test error after it", header, tuple(rows))

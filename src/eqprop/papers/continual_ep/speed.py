@@ -63,7 +63,7 @@ class Speed(Trained):
 
 
 def _paper(recipe: str) -> float:
-    return TITAN_SECONDS[2 if recipe.endswith("2h") else 1]
+    return TITAN_SECONDS[len(training.RUNS[recipe].resolved(quick=False).layers) - 2]
 
 
 def _each(outcome: Outcome) -> float:

@@ -22,7 +22,7 @@ from eqprop.model import State
 from eqprop.network import Network
 from eqprop.papers.continual_ep import training
 from eqprop.papers.continual_ep.comparison import compare
-from eqprop.papers.continual_ep.psi import points, readings
+from eqprop.papers.continual_ep.psi import ours_by_run, points
 from eqprop.papers.continual_ep.published import FULL_TABLE
 from eqprop.papers.continual_ep.training import RUNS, Outcome, TrainingRun
 from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
@@ -340,7 +340,7 @@ def _psi_chart(outcome: Outcome, results: Results) -> Chart:
         for seed in sorted({member.seed for member in members})
     )
     paper = points("paper", [(result.angle or 0.0, result.test) for result in PUBLISHED])
-    lines = paper, *readings(compare(PUBLISHED, results))
+    lines = paper, *ours_by_run(compare(PUBLISHED, results))
     axis = "initial Ψ(θ_f, θ_b) (°)"
     return Chart(
         "c-vf-story-psi",

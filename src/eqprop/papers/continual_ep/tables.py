@@ -23,7 +23,7 @@ class TrainingTable(Trained):
     def completeness(self, results: Results) -> Completeness:
         """Full with every line, though a run may have more angles than the table."""
         found = [comparison.ours for comparison in compare(self.published, results)]
-        if all(reading is not None and not reading.outcome.quick for reading in found):
+        if all(ours is not None and not ours.outcome.quick for ours in found):
             return "full"
         return super().completeness(results)
 

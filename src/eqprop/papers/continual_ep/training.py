@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eqprop import data as datasets
 from eqprop import runs
+from eqprop.measured import Measured
 from eqprop.papers.continual_ep.published import ANGLES
 from eqprop.papers.continual_ep.sources import (
     COMMANDS,
@@ -29,7 +30,6 @@ from eqprop.papers.continual_ep.sources import (
 from eqprop.report.item import Order, SharedRun
 from eqprop.report.results import Completeness, Results, weakest
 from eqprop.report.source import Source
-from eqprop.report.verdict import Measured
 from eqprop.runs import Interrupted, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
@@ -224,7 +224,7 @@ class Errors:
     test: Measured
     last_ten: Measured  # test error, mean of the last ten epochs
     train: Measured  # counted during the epoch
-    frozen: int  # networks that became non-finite
+    non_finite: int  # networks that became so
 
     def __str__(self) -> str:
         return f"{self.test} ({self.train.mean:.2f})"
@@ -259,19 +259,13 @@ class Outcome:
         if not test.shape[1]:
             return None
         members = self.recipe.members()
-        frozen = [members[entry["member"]] for entry in self.summary["frozen"]]
+        gone = [members[entry["member"]] for entry in self.summary["frozen"]]
         return Errors(
-            test=measured(test[-1]),
-            last_ten=measured(test[-10:].mean(0)),
-            train=measured(train[-1]),
-            frozen=sum(angle is None or member.angle == angle for member in frozen),
+            test=Measured.of(test[-1].tolist()),
+            last_ten=Measured.of(test[-10:].mean(0).tolist()),
+            train=Measured.of(train[-1].tolist()),
+            non_finite=sum(angle is None or member.angle == angle for member in gone),
         )
-
-
-def measured(values: Tensor) -> Measured:
-    """Mean and sample standard deviation over networks."""
-    n = len(values)
-    return Measured(float(values.mean()), float(values.std()) if n > 1 else None, n)
 
 
 def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
@@ -296,22 +290,22 @@ def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
         key: torch.cat([_padded(part.recorded[key], epochs) for part in parts], dim=1)
         for key in ("train_error", "test_error")
     }
-    frozen, before = [], 0
+    gone, before = [], 0
     for part in parts:
-        frozen += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
+        gone += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
         before += len(part.recipe.members())
     angles = tuple(member.angle for part in parts for member in part.recipe.members())
     recipe = replace(parts[0].recipe, name=run.name, angle=tuple(dict.fromkeys(angles)))
     summary = {
         **parts[0].summary,
-        "frozen": frozen,
+        "frozen": gone,
         "wall_seconds": sum(part.summary["wall_seconds"] for part in parts),
     }
     return Outcome(run, parts[0].quick, recipe, recorded, summary)
 
 
 def _padded(curves: Tensor, epochs: int) -> Tensor:
-    """A part in which all networks froze is over before the others are."""
+    """A part in which all networks became non-finite is over before the others are."""
     missing = curves.new_full((epochs - len(curves), curves.shape[1]), torch.nan)
     return torch.cat([curves, missing])
 

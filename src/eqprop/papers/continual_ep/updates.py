@@ -115,11 +115,9 @@ def _level(outcome: Outcome) -> Line:
     """The same error at every Ψ."""
     errors = outcome.errors()
     assert errors is not None
-    mean, std = errors.test.mean, errors.test.std or 0.0
     label = "C-EP, tied" + (", quick" if outcome.quick else "")
     ends = ANGLES[0], ANGLES[-1]
-    low, high = (mean - std,) * 2, (mean + std,) * 2
-    return Line(label, ends, (mean, mean), "dashed", len(UPDATES), low, high)
+    return Line.measured(label, ends, (errors.test, errors.test), "dashed", len(UPDATES))
 
 
 ITEMS = (UpdateSlopes(),)
