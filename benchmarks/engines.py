@@ -23,7 +23,7 @@ from torch import Tensor
 from eqprop import data
 from eqprop.data import Split
 from eqprop.engines import Engine, NativeEngine, make_engine
-from eqprop.paper.peak import Peak
+from eqprop.peak import Peak
 from eqprop.runs import machine
 
 RESULT = Path(__file__).parent.parent / "results" / "engines-cpu.json"

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from eqprop.paper.training import BY_NAME
+from eqprop.papers.continual_ep.training import BY_NAME
 from eqprop.runs import machine
 
 LOGS = Path("runs")

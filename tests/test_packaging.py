@@ -26,8 +26,8 @@ NEEDED = (
     "eqprop/engines/persistent/one_hidden.cu",
     "eqprop/engines/persistent/two_hidden.cu",
     "eqprop/engines/persistent/common.cuh",
-    "eqprop/paper/page.css",
-    "eqprop/paper/page.js",
+    "eqprop/report/page.css",
+    "eqprop/report/page.js",
     "eqprop/recipes/c-ep-1h.toml",
 )
 
@@ -152,7 +152,7 @@ def test_the_citation_names_the_software_and_the_paper():
 def test_without_fcntl_everything_imports_and_training_asks_for_wsl(tmp_path, mnist):
     script = (
         "import sys; sys.modules['fcntl'] = None\n"
-        "import eqprop, eqprop.runs, eqprop.paper, eqprop.cli\n"
+        "import eqprop, eqprop.runs, eqprop.papers.continual_ep, eqprop.cli\n"
         "sys.exit(eqprop.cli.main(sys.argv[1:]))"
     )
     small = ("--epochs", "1", "--set", "train_samples=20", "--set", "test_samples=20")

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from eqprop.paper import algorithms
-from eqprop.paper.blocks import Matrix, Table
-from eqprop.paper.item import Order, Results
-from eqprop.paper.peak import Peak
+from eqprop.papers.continual_ep import algorithms
+from eqprop.peak import Peak
+from eqprop.report.blocks import Matrix, Table
+from eqprop.report.item import Order
+from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import eqprop.cli
-from eqprop.paper import training
-from eqprop.paper.catalogue import items
-from eqprop.paper.item import Results
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.catalogue import CATALOGUE
+from eqprop.report.results import Results
 from eqprop.runs import run as run_module
 from eqprop.runs.progress import Progress
 
@@ -54,7 +54,7 @@ def test_help_leads_to_the_commands_of_the_paper(cli: Cli) -> None:
     words = " ".join(cli("paper", "--help").out.split())
     for text in (*PARTS, "Start with: eqprop paper list", "eqprop paper run rescaled --quick"):
         assert text in words
-    names = {item.name for item in items()} | set(training.RUNS)
+    names = {item.name for item in CATALOGUE.items} | set(training.RUNS)
     assert {"toy-model", "rescaled", "c-vf-1h-in-turn"} <= names  # that the help names
 
 
@@ -75,8 +75,8 @@ def test_help_of_a_part_describes_it_and_every_option(part: str, cli: Cli) -> No
 
 def test_list_of_nothing_names_every_item_and_every_run(cli: Cli, tmp_path: Path) -> None:
     entries = listed(cli, tmp_path)
-    assert list(entries) == [item.name for item in items()]
-    for item, entry in zip(items(), entries.values(), strict=True):
+    assert list(entries) == [item.name for item in CATALOGUE.items]
+    for item, entry in zip(CATALOGUE.items, entries.values(), strict=True):
         assert set(entry) == {"item", "rows", "state", "passed"}
         assert (entry["state"], entry["passed"]) == ("missing", None)
         assert [row["row"] for row in entry["rows"]] == [
@@ -86,7 +86,7 @@ def test_list_of_nothing_names_every_item_and_every_run(cli: Cli, tmp_path: Path
             assert set(row) == {"row", "paper", "ours", "passed", "reading", "source", "note"}
             assert (row["ours"], row["passed"]) == (None, None)
     table = cli("paper", "list", "--results", tmp_path).out
-    for item in items():
+    for item in CATALOGUE.items:
         (line,) = (li for li in table.splitlines() if li.split()[:2] == [item.name, "missing"])
         assert item.place in line
         assert item.needs in line

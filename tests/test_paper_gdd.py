@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqprop.paper import gdd, sources
-from eqprop.paper.blocks import Chart
-from eqprop.paper.item import Order, Results
+from eqprop.papers.continual_ep import gdd, sources
+from eqprop.report.blocks import Chart
+from eqprop.report.item import Order
+from eqprop.report.results import Results
 from eqprop.rules import ContinualEP, ContinualVF, Step
 
 pytestmark = pytest.mark.slow
@@ -256,7 +257,7 @@ def test_two_figures_share_one_computation(results, monkeypatch):
     synapses = FIGURES["gdd-discrete-symmetric-synapses"]
     monkeypatch.setattr(gdd.Experiment, "compute", lambda *_: pytest.fail("computed twice"))
     run(synapses, results)
-    assert synapses.state(results) == "quick"
+    assert synapses.completeness(results) == "quick"
 
 
 def test_every_panel_and_every_reading_shows_the_same_synapses(results):
@@ -294,7 +295,7 @@ def test_a_colour_is_one_synapse_dashed_its_update(results):
 def test_the_results_of_the_repository_are_full_and_small_and_of_a_clean_commit(name):
     kept = Results(Path(__file__).parent.parent / "results")
     figure = FIGURES[name]
-    assert figure.state(kept) == "full"
+    assert figure.completeness(kept) == "full"
     assert (kept.folder(False) / f"{figure.stored}.json").stat().st_size < 200_000
     assert not figure.found(kept)["machine"]["commit"].endswith("+changes")
     readings = [reading.values() for reading in figure.experiment.readings]

@@ -11,10 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eqprop.paper import html, markdown, report, svg
-from eqprop.paper.blocks import Block, Chart, Line, Matrix, Panel, Table, Text
-from eqprop.paper.item import Item, Order, Results, Row, State
-from eqprop.paper.sources import Kind, Source
+from eqprop.report import html, markdown, svg, writer
+from eqprop.report.blocks import Block, Chart, Line, Matrix, Panel, Table, Text
+from eqprop.report.catalogue import Catalogue
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Completeness, Results
+from eqprop.report.source import Kind, Source
 from eqprop.runs.recipe import UserError
 
 pytestmark = pytest.mark.slow
@@ -29,13 +31,13 @@ class Fake(Item):
     title: str = "A <title> & more"
     place: str = 'Fig. "toy-model"'
     needs: str = "5 min on an H200; quick 1 min on two cores"
-    is_now: State = "full"
+    is_now: Completeness = "full"
     has_rows: tuple[Row, ...] = ()
     has_blocks: tuple[Block, ...] = ()
 
     def run(self, order: Order) -> None: ...
 
-    def state(self, results: Results) -> State:
+    def completeness(self, results: Results) -> Completeness:
         return self.is_now
 
     def rows(self, results: Results) -> tuple[Row, ...]:
@@ -97,6 +99,15 @@ ITEMS = (
     Fake("angles", is_now="quick", has_blocks=(ANGLES, COSINES)),
     Fake("speed", is_now="missing", has_rows=(Row("one network", "2 h 39 min", None, None),)),
 )
+ADDRESS = "https://example.org/paper?a=1&b=2"
+
+
+def paper(*items: Item) -> Catalogue:
+    first = {"runs": (), "parts": (), "first": ("toy",), "by_itself": "toy"}
+    return Catalogue("A <paper>", "One & Two, 2020", ADDRESS, items, **first)
+
+
+PAPER = paper(*ITEMS)
 
 
 @pytest.fixture
@@ -267,10 +278,13 @@ def test_a_figure_stands_alone(chart):
 
 
 def test_the_page_is_well_formed_and_text_stays_text(results):
-    source = html.page(ITEMS, results, ["made <here>"])
+    source = html.page(PAPER, results, ["made <here>"])
     tree = ElementTree.fromstring(source)
     assert [s.get("id") for s in tree.iter("section")] == ["toy", "angles", "speed"]
     first, quick, missing = tree.iter("section")
+    header = next(tree.iter("header"))
+    assert next(header.iter("h1")).text == "A <paper>"
+    assert "(One & Two, 2020)" in "".join(header.itertext())
     assert next(first.iter("h2")).text == "A <title> & more"
     paragraph = next(p for p in first.iter("p") if (p.text or "").startswith("<b>not bold"))
     assert [code.text for code in paragraph.iter("code")] == ["code < 1"]
@@ -286,7 +300,7 @@ def test_the_page_is_well_formed_and_text_stays_text(results):
         "--v:1.000", "--v:0.500", "--v:0.000", "--v:0.000",
     ]  # fmt: skip
     assert {a.get("href") for a in tree.iter("a")} == {
-        html.ARTICLE, "#top", "#toy", "#angles", "#speed",
+        ADDRESS, "#top", "#toy", "#angles", "#speed",
     }  # fmt: skip
     assert not re.search(r"\b(src|@import|url\()", source)
 
@@ -299,7 +313,7 @@ def test_powers_of_ten_are_set_as_such():
 
 def test_an_item_of_which_something_is_there_is_not_called_missing(results):
     some = replace(ITEMS[0], is_now="missing")
-    assert [html.standing(item, results) for item in (*ITEMS, some)] == [
+    assert [html.shown_state(item, results) for item in (*ITEMS, some)] == [
         "full", "quick", "missing", "partial",
     ]  # fmt: skip
     assert "**in part**. It needs: 5 min" in markdown.section(some, results)
@@ -319,7 +333,7 @@ def test_subscripts_are_set_as_such():
 
 
 def test_markdown_has_the_same_tables(results):
-    page = markdown.page(ITEMS, results)
+    page = markdown.page(PAPER, results)
     assert (
         "| the second | 2.28 ± 0.16 | 5.13 ± 0.35 | ✗ | with β \\| η | the text | "
         "what `was` tried \\| and more |" in page
@@ -335,7 +349,7 @@ def test_markdown_has_the_same_tables(results):
 
 
 def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
-    written = report.write(results, Path("page.html"), ITEMS)
+    written = writer.write(PAPER, results, Path("page.html"))
     assert [path.as_posix() for path in written] == [
         "page.html",
         "results/paper/report.md",
@@ -343,7 +357,7 @@ def test_what_is_written_is_there_and_writing_twice_changes_nothing(results):
         "results/paper/figures/angles.svg",
     ]
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in written}
-    assert report.write(results, Path("page.html"), ITEMS) == written
+    assert writer.write(PAPER, results, Path("page.html")) == written
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in written} == before
     assert "commit" in Path("page.html").read_text("utf-8")
 
@@ -360,9 +374,9 @@ def test_marks_in_readme_and_docs_are_filled(results):
         "<!-- paper: sources -->\n<!-- end -->\nafter\n"
     )
     untouched = Path("README.md").read_text("utf-8")
-    report.write(results, Path("page.html"), ITEMS)
+    writer.write(PAPER, results, Path("page.html"))
     assert Path("README.md").read_text("utf-8") == untouched  # only on request
-    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(PAPER, results, Path("page.html"), update_docs=True)
     readme = Path("README.md").read_text("utf-8")
     full, rows, summary, sources = re.findall(r" -->\n\n(.*?)\n<!-- end -->", readme, re.DOTALL)
     assert readme.startswith("before\n<!-- paper: toy -->\n\n|  | paper |")
@@ -383,13 +397,13 @@ def test_marks_in_readme_and_docs_are_filled(results):
         "| the released code | its command | `toy` |",
         "| the text | a table | `toy` |",
     ]
-    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(PAPER, results, Path("page.html"), update_docs=True)
     assert Path("README.md").read_text("utf-8") == readme
 
 
 def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(results):
     Path("README.md").write_text("<!-- paper: toy -->\n<!-- end -->\n")
-    report.write(results, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(PAPER, results, Path("page.html"), update_docs=True)
     readme, (toy, *others) = Path("README.md").read_text("utf-8"), ITEMS
     first, second, third = toy.has_rows
     wide = toy.has_blocks[-1]
@@ -403,7 +417,7 @@ def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(result
         (replace(toy, has_blocks=(replace(wide, rows=wide.rows[:2]),)), "7 lines instead of 8"),
     ):
         with pytest.raises(UserError) as caught:
-            report.write(results, Path("other.html"), [less, *others], update_docs=True)
+            writer.write(paper(less, *others), results, Path("other.html"), update_docs=True)
         assert str(caught.value) == (
             f"README.md: paper: toy: would hold {said}: complete the results, or empty the "
             "section if it is to shrink"
@@ -412,12 +426,8 @@ def test_a_section_that_would_hold_less_is_refused_and_nothing_is_written(result
         assert not Path("other.html").exists()
     # a row that passes has nothing to note
     better = replace(second, passed=True, note="")
-    report.write(
-        results,
-        Path("other.html"),
-        [replace(toy, has_rows=(first, better, third)), *others],
-        update_docs=True,
-    )
+    good = paper(replace(toy, has_rows=(first, better, third)), *others)
+    writer.write(good, results, Path("other.html"), update_docs=True)
     assert "tried" not in Path("README.md").read_text("utf-8")
 
 
@@ -425,14 +435,14 @@ def test_results_that_lie_elsewhere_leave_the_documents_here_alone(results, tmp_
     marks = "<!-- paper: toy rows -->\nas it was\n<!-- end -->\n"
     Path("README.md").write_text(marks)
     elsewhere = Results(tmp_path / "elsewhere" / "results")
-    report.write(elsewhere, Path("page.html"), ITEMS, update_docs=True)
+    writer.write(PAPER, elsewhere, Path("page.html"), update_docs=True)
     assert Path("README.md").read_text() == marks
 
 
 def test_a_mark_that_names_no_item_is_an_error(results):
     Path("README.md").write_text("<!-- paper: tyo -->\n<!-- end -->\n")
     with pytest.raises(UserError, match=r"README\.md: paper: tyo: no such item\. There are: toy"):
-        report.write(results, Path("page.html"), ITEMS, update_docs=True)
+        writer.write(PAPER, results, Path("page.html"), update_docs=True)
 
 
 def test_a_verdict_needs_a_source():
@@ -524,7 +534,7 @@ def check(it: Opened, items: tuple[Item, ...]) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_in_a_browser(results, browser, width):
-    report.write(results, Path("page.html"), ITEMS)
+    writer.write(PAPER, results, Path("page.html"))
     it = opened(browser, Path("page.html"), width)
     check(it, ITEMS)
     panels = [p.bounding_box() for p in it.page.locator("section#toy svg.plot").all()]
@@ -536,7 +546,7 @@ def test_the_page_in_a_browser(results, browser, width):
 
 
 def test_hovering_shows_the_values_of_the_nearest_points(results, browser):
-    report.write(results, Path("page.html"), ITEMS)
+    writer.write(PAPER, results, Path("page.html"))
     it = opened(browser, Path("page.html"), 1280)
     plot = it.page.locator("section#toy svg.plot").first
     path = plot.locator("path[data-v]").first  # synapse 0, its last point
@@ -564,11 +574,11 @@ def test_hovering_shows_the_values_of_the_nearest_points(results, browser):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_report_of_this_repository(tmp_path, monkeypatch, browser, width):
-    from eqprop.paper.catalogue import items
+    from eqprop.papers.continual_ep.catalogue import CATALOGUE
 
     stored = Results(Path(__file__).parent.parent / "results")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "page.html").write_text(html.page(items(), stored, []), "utf-8")
+    (tmp_path / "page.html").write_text(html.page(CATALOGUE, stored, []), "utf-8")
     it = opened(browser, Path("page.html"), width)
-    check(it, items())
+    check(it, CATALOGUE.items)
     it.page.close()

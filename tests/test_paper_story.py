@@ -13,12 +13,13 @@ import torch
 
 import eqprop
 from eqprop.data import Dataset
-from eqprop.paper import story, training
-from eqprop.paper.blocks import Chart, Table, Text
-from eqprop.paper.catalogue import find
-from eqprop.paper.item import Order, Results, Row
-from eqprop.paper.published import ANGLES
-from eqprop.paper.training import RUNS
+from eqprop.papers.continual_ep import story, training
+from eqprop.papers.continual_ep.catalogue import CATALOGUE
+from eqprop.papers.continual_ep.published import ANGLES
+from eqprop.papers.continual_ep.training import RUNS
+from eqprop.report.blocks import Chart, Table, Text
+from eqprop.report.item import Order, Row
+from eqprop.report.results import Results
 from eqprop.runs.recipe import Member, UserError
 from tests.test_paper_training import summary_of
 
@@ -118,7 +119,7 @@ def test_counts_epochs_and_verdicts_come_from_the_run_folders(results: Results) 
     steep = found["no biases: test error (%), best to worst Ψ"]
     assert steep.ours.startswith("2.70 to 90.00")
     assert "as far apart in 4 % of" in steep.note
-    assert STORY.state(results) == "missing"  # the sequences are
+    assert STORY.completeness(results) == "missing"  # the sequences are
     assert {(row.passed, row.source) for row in found.values()} == {(None, None)}  # ours alone
 
     table, epochs, psi = STORY.blocks(results)
@@ -152,10 +153,10 @@ def test_a_network_that_becomes_non_finite_has_diverged(results: Results) -> Non
 
 
 def test_nothing_is_shown_of_nothing(results: Results) -> None:
-    assert STORY.state(results) == "missing"
+    assert STORY.completeness(results) == "missing"
     assert STORY.blocks(results) == ()
     assert {(row.ours, row.passed) for row in STORY.rows(results)} == {(None, None)}
-    assert find("c-vf-story") is STORY
+    assert CATALOGUE.find("c-vf-story") is STORY
 
 
 # Two sequences
@@ -271,7 +272,7 @@ def test_it_runs_quick_and_a_second_time_changes_nothing(
     said: list[str] = []
     order = Order(results, quick=True, say=said.append)
     STORY.run(order)
-    assert (STORY.state(results), STORY.passed(results)) == ("quick", None)
+    assert (STORY.completeness(results), STORY.passed(results)) == ("quick", None)
     assert all(row.ours is not None for row in STORY.rows(results))
     stored = results.folder(quick=True) / "c-vf-story.json"
     found, before = json.loads(stored.read_bytes()), stored.read_bytes()

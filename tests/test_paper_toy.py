@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from eqprop.paper import toy
-from eqprop.paper.blocks import Chart
-from eqprop.paper.item import Order, Results
+from eqprop.papers.continual_ep import toy
+from eqprop.report.blocks import Chart
+from eqprop.report.item import Order
+from eqprop.report.results import Results
 from eqprop.rules import ContinualEP, Step
 
 (ITEM,) = toy.ITEMS
@@ -35,15 +36,15 @@ def continual(theta, beta, eta, steps):
 
 
 def test_every_row_passes_and_none_does_before_the_run(results):
-    assert ITEM.state(results) == "missing"
+    assert ITEM.completeness(results) == "missing"
     assert ITEM.blocks(results) == ()
     assert all(row.passed is None and row.ours is None for row in ITEM.rows(results))
     run(results)
-    assert ITEM.state(results) == "quick"
+    assert ITEM.completeness(results) == "quick"
     assert ITEM.passed(results) is True
     assert ITEM.blocks(results)[0].text.startswith("Quick")
     run(results, quick=False)
-    assert ITEM.state(results) == "full"
+    assert ITEM.completeness(results) == "full"
     assert "Quick" not in ITEM.blocks(results)[0].text
 
 

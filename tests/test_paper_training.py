@@ -19,14 +19,25 @@ import torch
 from eqprop.analysis import angle, time_resolved
 from eqprop.data import Dataset
 from eqprop.engines import resolve_rates
-from eqprop.paper import angles, curves, psi, sources, speed, tables, training, updates
-from eqprop.paper.blocks import Chart, Table, Text
-from eqprop.paper.catalogue import find, items
-from eqprop.paper.item import Item, Order, Results, Row
-from eqprop.paper.psi import BESIDE
-from eqprop.paper.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
-from eqprop.paper.training import BY_NAME, RUNS
-from eqprop.paper.verdict import Measured, passes
+from eqprop.measured import Measured
+from eqprop.papers.continual_ep import (
+    angles,
+    curves,
+    psi,
+    sources,
+    speed,
+    tables,
+    training,
+    updates,
+)
+from eqprop.papers.continual_ep.catalogue import CATALOGUE
+from eqprop.papers.continual_ep.psi import BESIDE
+from eqprop.papers.continual_ep.published import ANGLES, FIGURE_ANGLES, FULL_TABLE
+from eqprop.papers.continual_ep.training import BY_NAME, RUNS
+from eqprop.report.blocks import Chart, Table, Text
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Results
+from eqprop.report.verdict import passes
 from eqprop.rules import BPTT
 from eqprop.runs import run as run_module
 from eqprop.runs.check import check
@@ -176,14 +187,14 @@ def test_the_stored_runs_of_the_released_update_are_read(tmp_path: Path) -> None
 
 def test_every_published_result_has_a_run_and_every_item_a_name_of_its_own() -> None:
     assert {result.recipe for result in FULL_TABLE} <= set(RUNS)
-    names = [item.name for item in items()]
+    names = [item.name for item in CATALOGUE.items]
     assert len(set(names) | set(RUNS)) == len(names) + len(RUNS)
-    assert find("full-table") is FULL
-    assert find("c-vf-1h-in-turn") is RUNS["c-vf-1h-in-turn"]
+    assert CATALOGUE.find("full-table") is FULL
+    assert CATALOGUE.find("c-vf-1h-in-turn") is RUNS["c-vf-1h-in-turn"]
     with pytest.raises(UserError, match=r"'full-tabel' is neither .* did you mean full-table"):
-        find("full-tabel")
+        CATALOGUE.find("full-tabel")
     with pytest.raises(UserError, match="see `eqprop paper list`"):
-        find("xyz")
+        CATALOGUE.find("xyz")
 
 
 # What is read
@@ -199,7 +210,7 @@ def test_errors_are_counted_from_the_members_with_that_angle(results: Results) -
     for errors, mean in ((found.test, 24.7), (found.last_ten, 27.2)):
         assert (errors.mean, errors.std) == (pytest.approx(mean), pytest.approx(spread))
     assert (found.train.mean, found.train.std) == (pytest.approx(12.35), pytest.approx(spread / 2))
-    assert (found.test.n, found.frozen) == (5, 0)
+    assert (found.test.n, found.non_finite) == (5, 0)
     assert str(found) == "24.70 ± 0.16 (12.35)"
     assert training.best(RUNS["c-vf-1h"], results).errors(33.0) is None
 
@@ -210,7 +221,7 @@ def test_a_frozen_network_counts_as_guessing_and_is_named(results: Results) -> N
 
     write(results, "c-ep-1h", test)
     found = training.best(RUNS["c-ep-1h"], results).errors()
-    assert found.frozen == 1
+    assert found.non_finite == 1
     assert found.test.mean == pytest.approx((4 * 2 + 90) / 5)
     assert found.last_ten.mean == pytest.approx((4 * 2 + (5 * 2 + 5 * 90) / 10) / 5)
     row = rows(FULL, results)["C-EP-1h"]
@@ -225,7 +236,7 @@ def test_a_run_whose_epochs_are_not_all_there_is_not_complete(results: Results) 
     lines = (folder.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "metrics.jsonl").write_text("".join(lines[:99]))
     assert training.best(RUNS["c-ep-1h"], results) is None
-    assert training.progress(RUNS["c-ep-1h"], results) == (99, 100)
+    assert RUNS["c-ep-1h"].progress(results) == (99, 100)
 
 
 def test_a_run_in_which_all_froze_is_complete_and_guesses_to_its_end(results: Results) -> None:
@@ -235,7 +246,7 @@ def test_a_run_in_which_all_froze_is_complete_and_guesses_to_its_end(results: Re
     assert curve.shape == (30, 5)
     assert curve[:7].unique().tolist() == [3.0]
     assert curve[7:].unique().tolist() == [90.0]
-    assert outcome.errors().frozen == 5
+    assert outcome.errors().non_finite == 5
 
 
 @pytest.mark.parametrize(
@@ -265,7 +276,7 @@ def test_what_is_not_the_complete_run_does_not_count(
 
 def test_state_is_that_of_the_weakest_run(results: Results) -> None:
     def states() -> tuple[str, bool | None]:
-        return C_EP.state(results), C_EP.passed(results)
+        return C_EP.completeness(results), C_EP.passed(results)
 
     assert states() == ("missing", None)
     assert C_EP.blocks(results) == ()
@@ -282,7 +293,7 @@ def test_state_is_that_of_the_weakest_run(results: Results) -> None:
 def test_a_part_is_shown_while_the_rest_is_missing(results: Results) -> None:
     write(results, "ep-1h", as_published("ep-1h"))
     write(results, "ep-2h", around(9.0), quick=True)
-    assert (RESULTS_TABLE.state(results), RESULTS_TABLE.passed(results)) == ("missing", None)
+    assert (RESULTS_TABLE.completeness(results), RESULTS_TABLE.passed(results)) == ("missing", None)
     found = rows(RESULTS_TABLE, results)
     known = {"reading": "as released", "source": sources.COMMANDS}
     assert found["EP-1h"] == Row("EP-1h", "2.00 ± 0.13 (0.20)", "2.00 ± 0.02 (1.00)", True, **known)
@@ -311,27 +322,27 @@ def test_a_run_in_parts_is_read_as_one_and_shown_as_far_as_it_is_there(results: 
     run = RUNS["c-vf-2h"]
     first, *others = run.pieces
     write(results, first.name, published)
-    assert training.progress(run, results) == (150, 450)
-    assert (training.state(["c-vf-2h"], results), C_VF_2H.passed(results)) == ("missing", None)
+    assert run.progress(results) == (150, 450)
+    assert (RUNS["c-vf-2h"].completeness(results), C_VF_2H.passed(results)) == ("missing", None)
     assert rows(FULL, results)["C-VF-2h, Ψ = 45°"].passed
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].ours is None
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].note == ""  # its part is not under way
     for name in ("ep-1h", "ep-2h", "c-ep-1h", "c-ep-2h", "c-vf-1h"):
         write(results, name, as_published(name))
     # the main table has Ψ = 0° only
-    assert (RESULTS_TABLE.state(results), FULL.state(results)) == ("full", "missing")
+    assert (RESULTS_TABLE.completeness(results), FULL.completeness(results)) == ("full", "missing")
     for piece in others:
         write(results, piece.name, published)
-    assert training.progress(run, results) == (450, 450)
-    assert training.state(["c-vf-2h"], results) == "full"
+    assert run.progress(results) == (450, 450)
+    assert RUNS["c-vf-2h"].completeness(results) == "full"
     joined = training.outcome(run, results, quick=False)
     assert joined is not None
     assert joined.recipe.members() == run.resolved(quick=False).members()
     assert joined.summary["wall_seconds"] == 270.0
     assert [it["member"] for it in joined.summary["frozen"]] == [40, 41, 42, 43, 44]
-    frozen = joined.errors(180.0)
-    assert frozen is not None
-    assert (frozen.frozen, frozen.test.mean) == (5, 90.0)
+    gone = joined.errors(180.0)
+    assert gone is not None
+    assert (gone.non_finite, gone.test.mean) == (5, 90.0)
     assert rows(FULL, results)["C-VF-2h, Ψ = 90°"].passed
     assert joined.curves("test_error", 90.0).shape == (150, 5)
     assert rows(SPEED, results)["C-VF-2h"].note.startswith("networks: 45, 15 at a time, in 4 min")
@@ -349,12 +360,12 @@ def test_the_parts_of_a_run_are_trained_one_after_the_other(
     monkeypatch.setattr(training.runs, "train", train)
     first, *others = RUNS["c-vf-2h"].pieces
     write(results, first.name, as_published("c-vf-2h"))
-    training.train(RUNS["c-vf-2h"], Order(results, say=lambda line: None))
+    RUNS["c-vf-2h"].run(Order(results, say=lambda line: None))
     assert begun == [piece.name for piece in others]
     begun.clear()
-    piece = find("c-vf-2h-part-3")
+    piece = CATALOGUE.find("c-vf-2h-part-3")
     assert isinstance(piece, training.TrainingRun)
-    training.train(piece, Order(results, say=lambda line: None))
+    piece.run(Order(results, say=lambda line: None))
     assert begun == ["c-vf-2h-part-3"]
 
 
@@ -392,7 +403,7 @@ def test_a_row_that_does_not_pass_notes_every_variant_and_none_makes_it_pass(
         f"`no bias`: {RUNS['c-vf-1h-no-bias'].reading} ({sources.EQUATIONS}).",
     ):
         assert words in text.text
-    assert FULL.state(results) == "missing"  # variants do not count
+    assert FULL.completeness(results) == "missing"  # variants do not count
 
 
 def test_a_last_epoch_that_misses_where_the_last_ten_do_not_is_noted(results: Results) -> None:
@@ -408,7 +419,7 @@ def test_a_last_epoch_that_misses_where_the_last_ten_do_not_is_noted(results: Re
 def test_the_full_table_passes_with_the_published_means(results: Results) -> None:
     for name in FULL.runs:
         write(results, name, as_published(name))
-    assert (FULL.state(results), FULL.passed(results)) == ("full", True)
+    assert (FULL.completeness(results), FULL.passed(results)) == ("full", True)
     assert len(FULL.rows(results)) == 23
     assert [len(table.rows) for table in only(Table, FULL.blocks(results))] == [5, 9, 9]
     assert (RESULTS_TABLE.passed(results), PSI.passed(results), C_EP.passed(results)) == (True,) * 3
@@ -587,11 +598,11 @@ def test_angles_are_held_against_the_figure_where_the_text_speaks_of_it(results:
     assert (rightmost.name, rightmost.paper) == ("C-VF-1h, Ψ = 180°", "114.3 ± 12.2°")
     assert (rightmost.ours, rightmost.passed) == ("111.0 ± 0.0°", True)
     assert {row.source for row in (leftmost, deep, rightmost)} == {sources.ANGLE_CODE}
-    assert EP_TO_CVF.state(results) == "missing"  # nothing is trained
+    assert EP_TO_CVF.completeness(results) == "missing"  # nothing is trained
     assert EP_TO_CVF.blocks(results) == ()
     for name in EP_TO_CVF.runs:
         write(results, name, as_published(name))
-    assert EP_TO_CVF.state(results) == "full"
+    assert EP_TO_CVF.completeness(results) == "full"
     chart, text, table = EP_TO_CVF.blocks(results)
     near = sum(
         passes(paper, Measured(75 + (psi or 0) / 5 if recipe[:4] == "c-vf" else at[recipe], 0.0, 2))
@@ -635,9 +646,9 @@ def test_every_item_runs_quick_and_a_second_time_changes_nothing(
     order = Order(results, quick=True, say=said.append)
     trained = (RESULTS_TABLE, FULL, RESCALED, *curves.ITEMS, PSI, UPDATES, EP_TO_CVF, SPEED)
     for item in trained:
-        assert item.state(results) in ("missing", "quick")
+        assert item.completeness(results) in ("missing", "quick")
         item.run(order)
-        assert (item.state(results), item.passed(results)) == ("quick", None)
+        assert (item.completeness(results), item.passed(results)) == ("quick", None)
         assert item.blocks(results) or item is SPEED
     assert len([line for line in said if " networks, 2 epochs, in " in line]) == 13
     for run in RUNS.values():
@@ -656,7 +667,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     mnist: Dataset, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = Results(tmp_path / "straight")
-    training.train(RUNS["c-vf-1h"], Order(straight, quick=True, say=lambda line: None))
+    RUNS["c-vf-1h"].run(Order(straight, quick=True, say=lambda line: None))
 
     class Stopping(Progress):
         def minibatch(self, at: int, done: int, of: int, train_error: float) -> None:
@@ -666,23 +677,23 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     said: list[str] = []
     order = Order(results, quick=True, say=said.append)
     with pytest.raises(Interrupted):
-        training.train(RUNS["c-vf-1h"], order)
+        RUNS["c-vf-1h"].run(order)
     assert said[-1] == "c-vf-1h: stopped in epoch 2, 6 minibatches, saved"
-    assert training.state(["c-vf-1h"], results) == "missing"
+    assert RUNS["c-vf-1h"].completeness(results) == "missing"
     monkeypatch.setattr(run_module, "Progress", Progress)
-    training.train(RUNS["c-vf-1h"], order)
+    RUNS["c-vf-1h"].run(order)
     metrics = [
         r.run_folder("c-vf-1h", quick=True).path / "metrics.jsonl" for r in (results, straight)
     ]
     assert metrics[0].read_bytes() == metrics[1].read_bytes()
-    assert training.state(["c-vf-1h"], results) == "quick"
+    assert RUNS["c-vf-1h"].completeness(results) == "quick"
 
 
 def test_a_folder_with_another_recipe_is_refused_and_left_alone(results: Results) -> None:
     folder = write(results, "c-ep-1h", around(2.0), beta=0.5, batch=10)
     before = contents(folder.path)
     with pytest.raises(UserError) as caught:
-        training.train(RUNS["c-ep-1h"], Order(results))
+        RUNS["c-ep-1h"].run(Order(results))
     assert str(caught.value) == (
         f"{folder.path}: holds a run with another recipe (it differs in beta, batch): "
         "move it away, or choose another --results"
@@ -693,9 +704,5 @@ def test_a_folder_with_another_recipe_is_refused_and_left_alone(results: Results
 def test_a_complete_run_is_kept(results: Results) -> None:
     folder = write(results, "c-ep-1h", around(2.0))
     before = contents(folder.path)
-    training.train(RUNS["c-ep-1h"], Order(results))
+    RUNS["c-ep-1h"].run(Order(results))
     assert contents(folder.path) == before
-
-
-def test_measured_of_one_network_has_no_spread() -> None:
-    assert training.measured(torch.tensor([2.0]).double()) == Measured(2.0, None, 1)

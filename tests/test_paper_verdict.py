@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eqprop.paper import published
-from eqprop.paper.published import ANGLES, FULL_TABLE, HYPERPARAMETERS, RESCALED, RESULTS_TABLE
-from eqprop.paper.verdict import Measured, miss, passes, tolerance
+from eqprop.measured import Measured
+from eqprop.papers.continual_ep import published
+from eqprop.papers.continual_ep.published import (
+    ANGLES,
+    FULL_TABLE,
+    HYPERPARAMETERS,
+    RESCALED,
+    RESULTS_TABLE,
+)
+from eqprop.report.verdict import miss, passes, tolerance
 from eqprop.runs import recipe as recipes
 
 # Published
@@ -102,8 +109,6 @@ def test_whoever_is_nearer_passes_as_well(
 
 
 def test_errors_are_written_as_the_paper_writes_them() -> None:
-    assert str(Measured(2.0, 0.134, 5)) == "2.00 ± 0.13"
-    assert str(Measured(1.234, None, 1)) == "1.23"
     assert str(RESCALED[0]) == "2.06 ± 0.13 (0.18 ± 0.01)"
     assert [result.name for result in FULL_TABLE[2:7:2]] == [
         "C-EP-1h, fixed β",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eqprop import BPTT, EP, RBP, VF, ContinualEP, ContinualVF
 from eqprop.activations import ACTIVATIONS
-from eqprop.paper.training import RUNS
+from eqprop.papers.continual_ep.training import RUNS
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
 from eqprop.synapses import INITS

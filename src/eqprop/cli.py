@@ -18,8 +18,10 @@ from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS, MAX_THREADS
+from eqprop.measured import Measured
 from eqprop.memory import NotEnoughMemory
-from eqprop.paper import commands as paper
+from eqprop.papers.continual_ep.catalogue import CATALOGUE
+from eqprop.report import commands as paper
 from eqprop.runs import Evaluation, Interrupted, Recipe, Run, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
@@ -27,11 +29,11 @@ from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import say
 from eqprop.runs.run import check_device
-from eqprop.runs.summary import ERRORS, error_text, mean_and_std
+from eqprop.runs.summary import ERRORS, error_text, percent
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
 
-OK, USER_ERROR, MEMBER_FROZEN, INTERRUPTED = 0, 2, 3, 130
+OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
-    paper.add(commands)
+    paper.add(commands, CATALOGUE)
     return parser
 
 
@@ -244,7 +246,7 @@ def _train(options: argparse.Namespace) -> int:
             f"{len(summary['frozen'])} member(s) became non-finite and were frozen: "
             f"see {folder.path / 'summary.json'}"
         )
-        return MEMBER_FROZEN
+        return MEMBER_NON_FINITE
     return OK
 
 
@@ -323,8 +325,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     errors = dict(zip(of.living, result.error.tolist(), strict=True))
     lines = {}
     for label, chosen in of.recipe.settings().items():
-        known = mean_and_std([errors[k] for k in chosen if k in errors])
-        lines[label] = f"{split} error {error_text(known)}"
+        lines[label] = f"{split} error {percent(Measured.of(map(errors.get, chosen)))}"
     _print_settings(lines, _weights(of))
     return OK
 
@@ -396,7 +397,7 @@ def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
     shown = [m for m in metrics if m["epoch"] in _milestones(len(metrics))]
     for record in shown:
         errors = (at(record, key) for key in ("train_error", "test_error"))
-        train, test = (error_text(mean_and_std(e[~e.isnan()].tolist())) for e in errors)
+        train, test = (percent(Measured.of(e.tolist())) for e in errors)
         unsettled = 100 * at(record, "unsettled").nanmean()
         print(f"{record['epoch']:>6} {train:>18} {test:>18}  {unsettled:.1f} %")
     for name in metrics[0].get("weight_angle") or {}:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eqprop.measured import Measured
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import UserError
 
@@ -31,7 +32,7 @@ def _pyplot() -> Any:
 
 
 def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None) -> Tensor:
-    """One quantity over the epochs, [epochs, members], NaN where a member is frozen."""
+    """One quantity over the epochs, [epochs, members], NaN where a member became non-finite."""
     rows = []
     for record in metrics:
         value = record.get(key)
@@ -43,17 +44,11 @@ def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None)
 
 def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str, ls: str) -> None:
     """Mean over the members as a line, ± one standard deviation as a band."""
-    known = ~values.isnan()
-    n = known.sum(1).clamp(min=1)
-    mean = values.nan_to_num().sum(1) / n
-    spread = ((values - mean[:, None]).nan_to_num() ** 2).sum(1) / (n - 1).clamp(min=1)
-    mean = torch.where(known.any(1), mean, torch.nan)
-    std = spread.sqrt()
+    spread = [Measured.of(members) for members in values.tolist()]
     shown = f" {label}" if label.startswith("_") else label  # matplotlib hides those with a _
-    axis.plot(epochs, mean.numpy(), color=colour, ls=ls, lw=1.5, label=shown)
-    axis.fill_between(
-        epochs, (mean - std).numpy(), (mean + std).numpy(), color=colour, alpha=0.2, lw=0
-    )
+    axis.plot(epochs, [it.mean for it in spread], color=colour, ls=ls, lw=1.5, label=shown)
+    low, high = [it.low for it in spread], [it.high for it in spread]
+    axis.fill_between(epochs, low, high, color=colour, alpha=0.2, lw=0)
 
 
 def _error_axis(axis: Any, label: str) -> None:

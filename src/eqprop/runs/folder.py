@@ -47,7 +47,7 @@ FORMAT = 1  # of run.json
 CHECKPOINT_FORMATS = (1, 2)  # 1 had no hash of the metrics
 TABLES = ("saturated", "weight_norm", "weight_angle")  # of the metrics: a list for each name
 NUMBER, ERROR = int | float, int | float | None
-FROZEN = [{"member": int, "epoch": int, "place": str}]
+NON_FINITE = [{"member": int, "epoch": int, "place": str}]
 FACTS = {"wall_seconds": NUMBER, "machine": {"processor": str}}
 SPLIT = {"images": [int], "sha256": str}
 RUN = {
@@ -61,7 +61,7 @@ CHECKPOINT = {
     "minibatch": int,
     "seconds": NUMBER,
     "living": [int],
-    "frozen": FROZEN,
+    "frozen": NON_FINITE,
     "wrong": Tensor,
     "loss": Tensor,
     "parameters": dict,
@@ -77,8 +77,8 @@ class Checkpoint:
     epoch: int  # complete ones
     minibatch: int  # of the epoch under way
     seconds: float
-    living: list[int]  # the members that are not frozen
-    frozen: list[dict[str, Any]]
+    living: list[int]  # the members that are finite
+    non_finite: list[dict[str, Any]]
     wrong: Tensor  # of the epoch under way, [members]
     loss: Tensor
     net: Network | None  # of the living
@@ -169,7 +169,7 @@ class RunFolder:
         if not file.is_file():
             return {}
         found = read_json(file)
-        if not _fits(found, FACTS | {"frozen": FROZEN}):
+        if not _fits(found, FACTS | {"frozen": NON_FINITE}):
             raise UserError(f"{file}: damaged: put it back, or delete it")
         keys = ("frozen", "wall_seconds", "engine", "machine", "versions", "commit")
         return {key: found[key] for key in keys if key in found}
@@ -354,7 +354,7 @@ class RunFolder:
             minibatch=content["minibatch"],
             seconds=content["seconds"],
             living=living,
-            frozen=list(content["frozen"]),
+            non_finite=list(content["frozen"]),
             wrong=content["wrong"].double(),
             loss=content["loss"].double(),
             net=net,
@@ -481,7 +481,7 @@ def _is_epoch(record: Any, members: int) -> bool:
     for key, value in record.items():
         lists = value.values() if key in TABLES and isinstance(value, dict) else [value]
         if key == "frozen":
-            if not _fits(value, FROZEN):
+            if not _fits(value, NON_FINITE):
                 return False
         elif key != "epoch" and not all(_fits(v, [ERROR]) and len(v) == members for v in lists):
             return False

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from eqprop.measured import Measured
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.training import Watcher
 
@@ -51,15 +52,18 @@ class Progress(Watcher):
         done = record["epoch"]
         per_epoch = (time.perf_counter() - self._started) / (done - self._first)
         left = per_epoch * (self._epochs - done)
+        train, test, unsettled = (
+            Measured.of(record.get(key, ())).mean
+            for key in ("train_error", "test_error", "unsettled")
+        )
         self.say(
-            f"epoch {done}/{self._epochs}: train error {_mean(record['train_error'])}, "
-            f"test error {_mean(record.get('test_error', []))}, "
-            f"unsettled {100 * _average(record.get('unsettled', [])):.1f} % | "
+            f"epoch {done}/{self._epochs}: train error {train:.2f} %, test error {test:.2f} %, "
+            f"unsettled {100 * unsettled:.1f} % | "
             f"{per_epoch:.1f} s per epoch, {_clock(left)} left"
         )
         self._write_log(_scalars(record), done)
 
-    def frozen(self, entry: dict[str, Any]) -> None:
+    def non_finite(self, entry: dict[str, Any]) -> None:
         self.say(f"member {entry['member']} (seed {entry['seed']}) is frozen: {entry['reason']}")
 
     def angles(self, record: dict[str, Any]) -> None:
@@ -119,15 +123,6 @@ def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
             for i, number in enumerate(members):
                 if number is not None:
                     yield "/".join(part for part in (key, name, str(i)) if part), number
-
-
-def _average(values: list[float | None]) -> float:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else float("nan")
-
-
-def _mean(values: list[float | None]) -> str:
-    return f"{_average(values):.2f} %"
 
 
 def _clock(seconds: float) -> str:

@@ -37,8 +37,8 @@ class Run:
         metrics: one record per epoch (docs/runs.md has its keys).
         summary: `members`, `settings`, errors, `frozen`, `complete`, machine and more.
         net: the networks as last saved or trained, one ensemble [E] of the members in `living`.
-            None where all are frozen or none was saved.
-        living: the members that are not frozen.
+            None where none is finite or none was saved.
+        living: the members that are finite.
         epoch: how many epochs the networks have seen.
         minibatch: how many minibatches of the next epoch they have seen.
         folder: the run folder. Default None: there is none.

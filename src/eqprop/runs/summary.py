@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from eqprop.measured import Measured
 from eqprop.runs.recipe import Recipe
 
 ERRORS = ("train_error", "test_error", "last_ten_test_error")
@@ -46,12 +45,12 @@ def summarise(recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> dict[str, An
 def _of_member(metrics: Sequence[dict[str, Any]], i: int) -> dict[str, Any]:
     tested = [(record["test_error"][i], record["epoch"]) for record in metrics if _tested(record)]
     curve = [(error, epoch) for error, epoch in tested if error is not None]
-    frozen = bool(metrics) and (not _tested(metrics[-1]) or tested[-1][0] is None)
+    gone = bool(metrics) and (not _tested(metrics[-1]) or tested[-1][0] is None)
     best = min(curve, default=(None, None))
-    final = None if frozen or not curve else curve[-1][0]
+    final = None if gone or not curve else curve[-1][0]
     ten = [error for error, _ in curve[-10:]]
     return {
-        "frozen": frozen,
+        "frozen": gone,
         "final_test_error": final,
         "final_train_error": None if final is None else metrics[-1]["train_error"][i],
         "last_ten_test_error": None if final is None else sum(ten) / len(ten),
@@ -61,31 +60,26 @@ def _of_member(metrics: Sequence[dict[str, Any]], i: int) -> dict[str, Any]:
 
 
 def _tested(record: dict[str, Any]) -> bool:
-    """Not so where every member was frozen before the test."""
+    """Not so where every member became non-finite before the test."""
     return "test_error" in record
 
 
 def _statistics(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
     keys = ("final_train_error", "final_test_error", "last_ten_test_error")
     return {
-        name: mean_and_std([m[key] for m in members if m[key] is not None])
+        name: _record(Measured.of(m[key] for m in members))
         for name, key in zip(ERRORS, keys, strict=True)
     }
 
 
-def mean_and_std(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean, sample standard deviation (of two and more), and how many values they are of."""
-    known = torch.tensor(values, dtype=torch.float64)
-    return {
-        "mean": float(known.mean()) if len(known) else None,
-        "std": float(known.std()) if len(known) > 1 else None,
-        "members": len(known),
-    }
+def _record(of: Measured) -> dict[str, float | int | None]:
+    return {"mean": of.mean if of.n else None, "std": of.std, "members": of.n}
 
 
 def error_text(of: dict[str, Any]) -> str:
-    """Mean and standard deviation as text: 2.28 ± 0.13 %."""
-    if not of["members"]:
-        return "unknown"
-    spread = "" if of["std"] is None else f" ± {of['std']:.2f}"
-    return f"{of['mean']:.2f}{spread} %"
+    """The error of a summary as text: 2.28 ± 0.13 %."""
+    return percent(Measured(of["mean"], of["std"], of["members"]))
+
+
+def percent(of: Measured) -> str:
+    return f"{of} %" if of.n else "unknown"

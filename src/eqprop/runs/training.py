@@ -51,7 +51,7 @@ class Watcher:
 
     def epoch(self, record: dict[str, Any], seconds: float) -> None: ...
 
-    def frozen(self, entry: dict[str, Any]) -> None: ...
+    def non_finite(self, entry: dict[str, Any]) -> None: ...
 
     def angles(self, record: dict[str, Any]) -> None: ...
 
@@ -88,7 +88,7 @@ class Training:
     """One run of a recipe, in memory.
 
     `metrics` holds one record per complete epoch. `net` are the networks of `living`, the members
-    that are not frozen.
+    that are finite.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Training:
         self.data = fitting(data, recipe).to(device)
         self.members = recipe.members()
         self.living = list(range(len(self.members)))
-        self.frozen: list[dict[str, Any]] = []
+        self.non_finite: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
         self.net = recipe.network(self.members).to(device)
         self.engine = self._make_engine()
@@ -141,7 +141,7 @@ class Training:
 
     def resume(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint."""
-        self.living, self.frozen = saved.living, saved.frozen
+        self.living, self.non_finite = saved.living, saved.non_finite
         counts = saved.wrong.to(self.device), saved.loss.to(self.device)
         self.at = _Position(saved.epoch, saved.minibatch, *counts, saved.seconds)
         if saved.net is not None:
@@ -225,7 +225,7 @@ class Training:
 
     def _learn(self, index: Tensor, signs: Tensor | None) -> None:
         """Learn from some minibatches. Where a member fails, go through them one at a time; then
-        the member is frozen, and the others repeat that minibatch.
+        the member is left out, and the others repeat that minibatch.
         """
         chosen = index[:, self.living]
         try:
@@ -234,7 +234,7 @@ class Training:
             counts = self.engine.run(self.data.train, chosen, chosen_signs)
         except NonFinite as failure:
             if len(index) == 1:
-                self._freeze(failure)
+                self._leave_out(failure)
             for m in range(len(index)):
                 if self.living:
                     self._learn(index[m : m + 1], None if signs is None else signs[m : m + 1])
@@ -250,7 +250,7 @@ class Training:
         error = 100 * float(self.at.wrong[self.living].mean()) / seen
         self.watcher.minibatch(self.at.epoch + 1, self.at.minibatch, self._minibatches(), error)
 
-    def _freeze(self, failure: NonFinite) -> None:
+    def _leave_out(self, failure: NonFinite) -> None:
         failed = failure.members.cpu().flatten().nonzero().flatten().tolist()
         for i in failed:
             entry = {
@@ -261,8 +261,8 @@ class Training:
                 "place": failure.place,
                 "reason": str(failure),
             }
-            self.frozen.append(entry)
-            self.watcher.frozen(entry)
+            self.non_finite.append(entry)
+            self.watcher.non_finite(entry)
         keep = [i for i in range(len(self.living)) if i not in failed]
         self.living = [self.living[i] for i in keep]
         if self.living:
@@ -283,7 +283,7 @@ class Training:
         return dict(_rounded(record))
 
     def _spread(self, values: Tensor | list[float]) -> list[float | None]:
-        """Values of the living at their places among all members, None for the frozen."""
+        """Values of the living at their places among all members, None for the others."""
         listed = values.tolist() if isinstance(values, Tensor) else values
         by_member = dict(zip(self.living, listed, strict=True))
         return [by_member.get(i) for i in range(len(self.members))]
@@ -299,8 +299,8 @@ class Training:
                 if isinstance(value, dict)
                 else self._spread(value)
             )
-        frozen = [entry for entry in self.frozen if entry["epoch"] == record["epoch"]]
-        record = _rounded(record | ({"frozen": frozen} if frozen else {}))
+        gone = [entry for entry in self.non_finite if entry["epoch"] == record["epoch"]]
+        record = _rounded(record | ({"frozen": gone} if gone else {}))
         if self.keeper is not None:
             self.keeper.append(record)
         self.metrics.append(record)
@@ -310,14 +310,14 @@ class Training:
         return record
 
     def _tested(self) -> dict[str, Any]:
-        """Test error and health of the living. A member that fails here is frozen, too."""
+        """Test error and health of the living. A member that fails here is left out, too."""
         while self.living:
             try:
                 steps = self.engine.rule.free_steps
                 test = measure(self.net, self.data.test, steps, self.engine)
                 return {**test.record(), **weights(self.net)}
             except NonFinite as failure:
-                self._freeze(failure)
+                self._leave_out(failure)
         return {}
 
     def _worth_saving(self) -> bool:
@@ -338,7 +338,7 @@ class Training:
                 "loss": self.at.loss.cpu(),
                 "seconds": self.at.seconds,
                 "living": self.living,
-                "frozen": self.frozen,
+                "frozen": self.non_finite,
                 "parameters": {n: p.detach().cpu() for n, p in self.net.state_dict().items()},
             }
         )

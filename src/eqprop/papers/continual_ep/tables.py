@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from eqprop.paper.blocks import Block
-from eqprop.paper.comparison import Comparison, compare, explanation, table
-from eqprop.paper.item import Results, Row, State
-from eqprop.paper.published import FULL_TABLE, RESCALED, RESULTS_TABLE, Result
-from eqprop.paper.trained import Trained
+from eqprop.papers.continual_ep.comparison import Comparison, compare, explanation, table
+from eqprop.papers.continual_ep.published import FULL_TABLE, RESCALED, RESULTS_TABLE, Result
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.report.blocks import Block
+from eqprop.report.item import Row
+from eqprop.report.results import Completeness, Results
 
 
 class TrainingTable(Trained):
@@ -19,12 +20,12 @@ class TrainingTable(Trained):
         super().__init__(name, title, place, needs, [result.recipe for result in published])
         self.published = tuple(published)
 
-    def state(self, results: Results) -> State:
+    def completeness(self, results: Results) -> Completeness:
         """Full with every line, though a run may have more angles than the table."""
         found = [comparison.ours for comparison in compare(self.published, results)]
-        if all(reading is not None and not reading.outcome.quick for reading in found):
+        if all(ours is not None and not ours.outcome.quick for ours in found):
             return "full"
-        return super().state(results)
+        return super().completeness(results)
 
     def rows(self, results: Results) -> tuple[Row, ...]:
         return tuple(comparison.row() for comparison in compare(self.published, results))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqprop.paper.blocks import Block, Chart, Line, Panel
-from eqprop.paper.comparison import Comparison, compare, explanation
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import FULL_TABLE, NAMES
-from eqprop.paper.trained import Trained
-from eqprop.paper.verdict import Measured
+from eqprop.measured import Measured
+from eqprop.papers.continual_ep.comparison import Comparison, compare, explanation
+from eqprop.papers.continual_ep.published import FULL_TABLE, NAMES
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.report.blocks import Block, Chart, Line, Panel
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
-BESIDE = 2.5  # degrees by which the points of a reading stand beside those before
+BESIDE = 2.5  # degrees by which the points of a run stand beside those before
 PUBLISHED = tuple(result for result in FULL_TABLE if result.angle is not None)
 
 
@@ -32,7 +33,7 @@ class ErrorAgainstPsi(Trained):
         comparisons, panels = compare(PUBLISHED, results), []
         for recipe in self.runs:
             chosen = [it for it in comparisons if it.paper.recipe == recipe]
-            ours = readings(chosen)
+            ours = ours_by_run(chosen)
             paper = points("paper", [(it.paper.angle or 0.0, it.paper.test) for it in chosen])
             axes = "initial Ψ(θ_f, θ_b) (°)", "test error (%)"
             if ours:
@@ -43,15 +44,15 @@ class ErrorAgainstPsi(Trained):
         return Chart(self.name, caption, tuple(panels)), *explanation(comparisons)
 
 
-def readings(comparisons: Sequence[Comparison]) -> list[Line]:
+def ours_by_run(comparisons: Sequence[Comparison]) -> list[Line]:
     """Error against angle: a line of points for the recipe, and one for each variant."""
     found: dict[str, list[tuple[float, Measured]]] = {}
     for comparison in comparisons:
-        for reading in (comparison.ours, *comparison.variants):
-            if reading is not None:
-                label = reading.run.label or "eqprop"
-                label += ", quick" if reading.outcome.quick else ""
-                place = comparison.paper.angle or 0.0, reading.errors.test
+        for ours in (comparison.ours, *comparison.variants):
+            if ours is not None:
+                label = ours.run.label or "eqprop"
+                label += ", quick" if ours.outcome.quick else ""
+                place = comparison.paper.angle or 0.0, ours.errors.test
                 found.setdefault(label, []).append(place)
     return [
         points(label, places, color, BESIDE * (color + 1))
@@ -63,16 +64,8 @@ def points(
     label: str, places: Sequence[tuple[float, Measured]], color: int = 7, beside: float = 0.0
 ) -> Line:
     """With a bar of ± one standard deviation each; grey is the paper."""
-    spread = [measured.std or 0.0 for _, measured in places]
-    return Line(
-        label,
-        x=tuple(x + beside for x, _ in places),
-        y=tuple(measured.mean for _, measured in places),
-        style="points",
-        color=color,
-        low=tuple(m.mean - s for (_, m), s in zip(places, spread, strict=True)),
-        high=tuple(m.mean + s for (_, m), s in zip(places, spread, strict=True)),
-    )
+    x, errors = [angle + beside for angle, _ in places], [error for _, error in places]
+    return Line.measured(label, x, errors, "points", color)
 
 
 ITEMS = (ErrorAgainstPsi(),)

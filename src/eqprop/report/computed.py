@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from datetime import UTC, datetime
 from typing import Any
 
-from eqprop.paper.blocks import Block, Text
-from eqprop.paper.item import Item, Order, Results, State
-from eqprop.runs.files import write_whole
-from eqprop.runs.machine import describe
+from eqprop.report.blocks import Block, Text
+from eqprop.report.item import Item, Order
+from eqprop.report.results import Completeness, Results
 
 
 class Computed(Item):
@@ -28,22 +25,17 @@ class Computed(Item):
             order.say(f"{self.name}: {self.stored}.json is there already")
             return
         order.say(f"{self.name}: computing")
-        where = {**describe("cpu"), "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
-        found = {"machine": where, "quick": order.quick, **self.compute(order)}
-        folder = order.results.folder(order.quick)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        write_whole(folder / f"{self.stored}.json", f"{text}\n".encode())
+        order.results.store(self.stored, order.quick, self.compute(order))
 
-    def state(self, results: Results) -> State:
+    def completeness(self, results: Results) -> Completeness:
         return results.best(self.stored)[0]
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
-        state, found = results.best(self.stored)
-        if state == "missing":
+        completeness, found = results.best(self.stored)
+        if completeness == "missing":
             return ()
         quick = Text(f"Quick: a smaller network. `eqprop paper run {self.name}` for the full one.")
-        return (quick, *self.draw(found)) if state == "quick" else self.draw(found)
+        return (quick, *self.draw(found)) if completeness == "quick" else self.draw(found)
 
     def found(self, results: Results) -> dict[str, Any]:
         """What was computed, full before quick; empty where nothing was."""

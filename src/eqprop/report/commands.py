@@ -6,37 +6,38 @@ import argparse
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eqprop.paper import catalogue, report, training
-from eqprop.paper.item import Item, Order, Results
-from eqprop.paper.training import RUNS, TrainingRun
+from eqprop.report import writer
+from eqprop.report.catalogue import Catalogue
+from eqprop.report.item import MARKS, Item, Order, Task
+from eqprop.report.results import Results
 from eqprop.runs import Interrupted, UserError
 from eqprop.runs.run import check_device
 
 OK, INTERRUPTED = 0, 130
-MARKS = {True: "✓", False: "✗", None: "–"}
 DAMAGED = "damaged"
 Command = Callable[[argparse.Namespace], int]
 
 
-def add(commands: Any) -> None:
+def add(commands: Any, catalogue: Catalogue) -> None:
     """Put `paper` among the commands of `eqprop`."""
+    first = "; ".join(f"eqprop paper run {words}" for words in catalogue.first)
     help = "Regenerate the tables and figures of the paper, and lay them beside the published ones."
     paper = commands.add_parser(
         "paper",
         help=help,
         description=help,
-        epilog="Start with: eqprop paper list; eqprop paper run toy-model; "
-        "eqprop paper run rescaled --quick; eqprop paper report",
+        epilog=f"Start with: eqprop paper list; {first}; eqprop paper report",
     )
     parts = paper.add_subparsers(required=True, metavar="COMMAND")
 
     listing = _part(
         parts,
         "list",
-        _list,
+        partial(_list, catalogue),
         "List every item: where it is in the paper, what it needs, what is there, what passes.",
         "✓ every number is within the tolerance, ✗ one is not, – not run in full, or nothing is "
         "claimed. missing: not run; quick: run small, nothing is claimed; full: as in the paper; "
@@ -53,12 +54,12 @@ def add(commands: Any) -> None:
     run = _part(
         parts,
         "run",
-        _run,
+        partial(_run, catalogue),
         "Compute an item: train or compute what it lacks, and keep it in --results.",
         "What is complete is kept, what was stopped goes on where it was: give the same command "
         "again. Items share training runs, and a run can be named by itself, also one that "
-        "deviates from a released recipe: eqprop paper run c-vf-1h-in-turn. Exit codes: 0 done, "
-        "2 a mistake of yours, 130 stopped.",
+        f"deviates from a released recipe: eqprop paper run {catalogue.by_itself}. "
+        "Exit codes: 0 done, 2 a mistake of yours, 130 stopped.",
     )
     run.add_argument(
         "items", nargs="+", metavar="ITEM", help="names from `eqprop paper list`, or all"
@@ -76,7 +77,7 @@ def add(commands: Any) -> None:
     write = _part(
         parts,
         "report",
-        _report,
+        partial(_report, catalogue),
         "Write the report: a page to open in a browser, the same in Markdown, and the figures.",
         "Nothing outside --out and --results is written without --update-docs.",
     )
@@ -104,18 +105,18 @@ def _part(parts: Any, name: str, command: Command, help: str, epilog: str) -> An
     return part
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(catalogue: Catalogue, options: argparse.Namespace) -> int:
     results = Results(Path(options.results))
     if options.json:
-        described = [_described(item, results) for item in catalogue.items()]
+        described = [_described(item, results) for item in catalogue.items]
         print(json.dumps(described, indent=1, ensure_ascii=False))
         return OK
     problems: dict[str, None] = {}  # each once, in their order
     state: str
     lines = [("item", "state", "", "in the paper", "needs")]
-    for item in catalogue.items():
+    for item in catalogue.items:
         try:
-            state, mark = item.state(results), MARKS[item.passed(results)]
+            state, mark = item.completeness(results), MARKS[item.passed(results)]
         except UserError as error:
             state, mark = DAMAGED, MARKS[None]
             problems[str(error)] = None
@@ -123,15 +124,14 @@ def _list(options: argparse.Namespace) -> int:
     _print_table(lines)
     print()
     runs = [("training run", "state", "epochs", "what it is")]
-    for run in RUNS.values():
-        done, of = training.progress(run, results)
+    for run in catalogue.runs:
+        done, of = run.progress(results)
         try:
-            state = training.state([run.name], results)
+            state = run.completeness(results)
         except UserError as error:
             state = DAMAGED
             problems[str(error)] = None
-        note = run.reading if run.label else run.resolved(quick=False).description
-        runs.append((run.name, state, f"{done}/{of}", note))
+        runs.append((run.name, state, f"{done}/{of}", run.note))
     _print_table(runs)
     for problem in problems:
         print(f"\n{problem}")
@@ -162,7 +162,7 @@ def _readable(item: Item, results: Results) -> dict[str, Any]:
     return {
         "item": item.name,
         "rows": rows,
-        "state": item.state(results),
+        "state": item.completeness(results),
         "passed": item.passed(results),
     }
 
@@ -174,14 +174,13 @@ def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(catalogue: Catalogue, options: argparse.Namespace) -> int:
     check_device(options.device)
     if "all" in options.items and len(options.items) > 1:
         raise UserError("all: stands for every item: name no other beside it")
-    chosen: list[Item | TrainingRun] = (
-        list(catalogue.items())
-        if options.items == ["all"]
-        else [catalogue.find(name) for name in options.items]
+    everything = options.items == ["all"]
+    chosen: Sequence[Task] = (
+        catalogue.items if everything else [catalogue.find(name) for name in options.items]
     )
     order = Order(
         Results(Path(options.results)),
@@ -192,19 +191,13 @@ def _run(options: argparse.Namespace) -> int:
         say=_say,
     )
     try:
-        for it in chosen:
-            if isinstance(it, TrainingRun):
-                training.train(it, order)
-            else:
-                it.run(order)
+        for task in chosen:
+            task.run(order)
     except Interrupted:
         print(f"To go on: {_command(options)}")
         return INTERRUPTED
-    for it in chosen:
-        if isinstance(it, TrainingRun):
-            print(f"{it.name}: {training.state([it.name], order.results)}")
-        else:
-            print(f"{it.name}: {it.state(order.results)} {MARKS[it.passed(order.results)]}")
+    for task in chosen:
+        print(f"{task.name}: {task.standing(order.results)}")
     return OK
 
 
@@ -226,10 +219,11 @@ def _command(options: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(catalogue: Catalogue, options: argparse.Namespace) -> int:
     root = Path(options.results)
     if not root.is_dir():
         raise UserError(f"--results {root}: no such folder: give the one that holds paper/")
-    for path in report.write(Results(root), Path(options.out), update_docs=options.update_docs):
+    out, update_docs = Path(options.out), options.update_docs
+    for path in writer.write(catalogue, Results(root), out, update_docs=update_docs):
         print(path)
     return OK

@@ -17,11 +17,12 @@ from torch import Tensor
 from eqprop import data
 from eqprop.analysis import Tolerances, gddcheck, time_resolved
 from eqprop.network import Network, layered
-from eqprop.paper import sources
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.paper.computed import Computed
-from eqprop.paper.item import Item, Order, Results, Row
-from eqprop.paper.sources import Source
+from eqprop.papers.continual_ep import sources
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.report.computed import Computed
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Results
+from eqprop.report.source import Source
 from eqprop.rules import BPTT, ContinualEP, ContinualVF, Rule
 from eqprop.seeds import generator
 from eqprop.timesteps import Discrete, RealTime

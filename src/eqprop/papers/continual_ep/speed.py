@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Table
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import NAMES, TITAN_SECONDS
-from eqprop.paper.trained import Trained
-from eqprop.paper.training import Outcome
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.published import NAMES, TITAN_SECONDS
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.papers.continual_ep.training import Outcome
+from eqprop.report.blocks import Block, Table
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
 CAPTION = (
     "Time to train, a Titan RTX in the paper; ours without starting and compiling, beside whatever "
@@ -62,7 +63,7 @@ class Speed(Trained):
 
 
 def _paper(recipe: str) -> float:
-    return TITAN_SECONDS[2 if recipe.endswith("2h") else 1]
+    return TITAN_SECONDS[len(training.RUNS[recipe].resolved(quick=False).layers) - 2]
 
 
 def _each(outcome: Outcome) -> float:

@@ -17,18 +17,19 @@ from torch import Tensor
 
 from eqprop import data as datasets
 from eqprop import runs
-from eqprop.paper.item import Order, Results, State
-from eqprop.paper.published import ANGLES
-from eqprop.paper.sources import (
+from eqprop.measured import Measured
+from eqprop.papers.continual_ep.published import ANGLES
+from eqprop.papers.continual_ep.sources import (
     COMMANDS,
     EQUATIONS,
     GLOROT,
     OWN_SLOPE,
     RANDOM_SIGN,
     THEOREM,
-    Source,
 )
-from eqprop.paper.verdict import Measured
+from eqprop.report.item import Order, SharedRun
+from eqprop.report.results import Completeness, Results, weakest
+from eqprop.report.source import Source
 from eqprop.runs import Interrupted, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
@@ -39,7 +40,7 @@ QUICK_SAMPLES = {1: (20000, 5000), 2: (1000, 500)}  # by hidden layers: train, t
 
 
 @dataclass(frozen=True)
-class TrainingRun:
+class TrainingRun(SharedRun):
     name: str  # of its folder
     recipe: str  # that it runs, or varies
     reading: str  # how the recipe is read, in words
@@ -73,6 +74,56 @@ class TrainingRun:
         angle = QUICK_ANGLES if isinstance(recipe.angle, tuple) else recipe.angle
         small = replace(recipe, epochs=2, seeds=2, angle=angle)
         return replace(small, train_samples=train, test_samples=test)
+
+    @property
+    def note(self) -> str:
+        return self.reading if self.label else self.resolved(quick=False).description
+
+    def completeness(self, results: Results) -> Completeness:
+        if outcome(self, results, quick=False):
+            return "full"
+        return "quick" if outcome(self, results, quick=True) else "missing"
+
+    def progress(self, results: Results) -> tuple[int, int]:
+        file = results.run_folder(self.name, quick=False).path / "metrics.jsonl"
+        if self.parts and not file.is_file():
+            done, of = zip(*(piece.progress(results) for piece in self.pieces), strict=True)
+            return sum(done), sum(of)
+        lines = file.read_bytes().count(b"\n") if file.is_file() else 0
+        return lines, self.resolved(quick=False).epochs
+
+    def run(self, order: Order) -> None:
+        """Train what is missing, going on where an earlier attempt was stopped."""
+        folder = order.results.run_folder(self.name, order.quick)
+        there = folder.begun
+        if self.parts and not order.quick and not there:
+            for piece in self.pieces:
+                piece.run(order)
+            return
+        recipe = self.resolved(order.quick)
+        differing = _differences(folder.recipe(), recipe) if there else []
+        if differing:
+            raise UserError(
+                f"{folder.path}: holds a run with another recipe (it differs in "
+                f"{', '.join(differing)}): move it away, or choose another --results"
+            )
+        if outcome(self, order.results, order.quick) is not None:
+            return
+        folder.check(recipe, resume=there)
+        order.say(
+            f"{self.name}: {len(recipe.members())} networks, {recipe.epochs} epochs, "
+            f"in {folder.path}"
+        )
+        data = datasets.load(recipe.data, order.data) if order.data else None
+        how: dict[str, Any] = {"device": order.device, "threads": order.threads}
+        try:
+            done = runs.train(recipe, data, folder.path, **how, resume=there)
+        except Interrupted as stopped:
+            place = f"epoch {stopped.epoch}, {stopped.minibatch} minibatches"
+            order.say(f"{self.name}: stopped in {place}, saved")
+            raise
+        if done.summary["frozen"]:
+            order.say(f"{self.name}: {len(done.summary['frozen'])} networks became non-finite")
 
 
 def _recipe(name: str, reading: str = "as released", source: Source = COMMANDS) -> TrainingRun:
@@ -173,7 +224,7 @@ class Errors:
     test: Measured
     last_ten: Measured  # test error, mean of the last ten epochs
     train: Measured  # counted during the epoch
-    frozen: int  # networks that became non-finite
+    non_finite: int  # networks that became so
 
     def __str__(self) -> str:
         return f"{self.test} ({self.train.mean:.2f})"
@@ -208,19 +259,13 @@ class Outcome:
         if not test.shape[1]:
             return None
         members = self.recipe.members()
-        frozen = [members[entry["member"]] for entry in self.summary["frozen"]]
+        gone = [members[entry["member"]] for entry in self.summary["frozen"]]
         return Errors(
-            test=measured(test[-1]),
-            last_ten=measured(test[-10:].mean(0)),
-            train=measured(train[-1]),
-            frozen=sum(angle is None or member.angle == angle for member in frozen),
+            test=Measured.of(test[-1].tolist()),
+            last_ten=Measured.of(test[-10:].mean(0).tolist()),
+            train=Measured.of(train[-1].tolist()),
+            non_finite=sum(angle is None or member.angle == angle for member in gone),
         )
-
-
-def measured(values: Tensor) -> Measured:
-    """Mean and sample standard deviation over networks."""
-    n = len(values)
-    return Measured(float(values.mean()), float(values.std()) if n > 1 else None, n)
 
 
 def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
@@ -245,22 +290,22 @@ def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
         key: torch.cat([_padded(part.recorded[key], epochs) for part in parts], dim=1)
         for key in ("train_error", "test_error")
     }
-    frozen, before = [], 0
+    gone, before = [], 0
     for part in parts:
-        frozen += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
+        gone += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
         before += len(part.recipe.members())
     angles = tuple(member.angle for part in parts for member in part.recipe.members())
     recipe = replace(parts[0].recipe, name=run.name, angle=tuple(dict.fromkeys(angles)))
     summary = {
         **parts[0].summary,
-        "frozen": frozen,
+        "frozen": gone,
         "wall_seconds": sum(part.summary["wall_seconds"] for part in parts),
     }
     return Outcome(run, parts[0].quick, recipe, recorded, summary)
 
 
 def _padded(curves: Tensor, epochs: int) -> Tensor:
-    """A part in which all networks froze is over before the others are."""
+    """A part in which all networks became non-finite is over before the others are."""
     missing = curves.new_full((epochs - len(curves), curves.shape[1]), torch.nan)
     return torch.cat([curves, missing])
 
@@ -293,56 +338,8 @@ def best(run: TrainingRun, results: Results) -> Outcome | None:
     return full or outcome(run, results, quick=True)
 
 
-def progress(run: TrainingRun, results: Results) -> tuple[int, int]:
-    """Epochs done and to do of the full run, also if it is not complete."""
-    file = results.run_folder(run.name, quick=False).path / "metrics.jsonl"
-    if run.parts and not file.is_file():
-        done, of = zip(*(progress(piece, results) for piece in run.pieces), strict=True)
-        return sum(done), sum(of)
-    lines = file.read_bytes().count(b"\n") if file.is_file() else 0
-    return lines, run.resolved(quick=False).epochs
-
-
-def state(names: Iterable[str], results: Results) -> State:
-    """That of the weakest run."""
-    runs = [BY_NAME[name] for name in names]
-    if all(outcome(run, results, quick=False) for run in runs):
-        return "full"
-    there = all(any(outcome(run, results, quick) for quick in (False, True)) for run in runs)
-    return "quick" if there else "missing"
-
-
-def train(run: TrainingRun, order: Order) -> None:
-    """Train what is missing, going on where an earlier attempt was stopped."""
-    begun = order.results.run_folder(run.name, order.quick).begun
-    if run.parts and not order.quick and not begun:
-        for piece in run.pieces:
-            train(piece, order)
-        return
-    recipe, folder = run.resolved(order.quick), order.results.run_folder(run.name, order.quick)
-    there = folder.begun
-    differing = _differences(folder.recipe(), recipe) if there else []
-    if differing:
-        raise UserError(
-            f"{folder.path}: holds a run with another recipe (it differs in "
-            f"{', '.join(differing)}): move it away, or choose another --results"
-        )
-    if outcome(run, order.results, order.quick) is not None:
-        return
-    folder.check(recipe, resume=there)
-    order.say(
-        f"{run.name}: {len(recipe.members())} networks, {recipe.epochs} epochs, in {folder.path}"
-    )
-    data = datasets.load(recipe.data, order.data) if order.data else None
-    device, threads = order.device, order.threads
-    try:
-        done = runs.train(recipe, data, folder.path, device=device, threads=threads, resume=there)
-    except Interrupted as stopped:
-        place = f"epoch {stopped.epoch}, {stopped.minibatch} minibatches"
-        order.say(f"{run.name}: stopped in {place}, saved")
-        raise
-    if done.summary["frozen"]:
-        order.say(f"{run.name}: {len(done.summary['frozen'])} networks became non-finite")
+def completeness(names: Iterable[str], results: Results) -> Completeness:
+    return weakest(BY_NAME[name].completeness(results) for name in names)
 
 
 def _differences(there: Recipe, wanted: Recipe) -> list[str]:

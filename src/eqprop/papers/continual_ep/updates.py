@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table
-from eqprop.paper.item import Results, Row
-from eqprop.paper.psi import BESIDE, points
-from eqprop.paper.published import ANGLES, NAMES
-from eqprop.paper.trained import Trained
-from eqprop.paper.training import RUNS, Errors, Outcome
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.psi import BESIDE, points
+from eqprop.papers.continual_ep.published import ANGLES, NAMES
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.papers.continual_ep.training import RUNS, Errors, Outcome
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
 DEPTHS = ("1h", "2h")
 UPDATES = {"none, in turn": "-in-turn", "own": "", "full": "-full"}  # and what names its run
@@ -114,11 +115,9 @@ def _level(outcome: Outcome) -> Line:
     """The same error at every Ψ."""
     errors = outcome.errors()
     assert errors is not None
-    mean, std = errors.test.mean, errors.test.std or 0.0
     label = "C-EP, tied" + (", quick" if outcome.quick else "")
     ends = ANGLES[0], ANGLES[-1]
-    low, high = (mean - std,) * 2, (mean + std,) * 2
-    return Line(label, ends, (mean, mean), "dashed", len(UPDATES), low, high)
+    return Line.measured(label, ends, (errors.test, errors.test), "dashed", len(UPDATES))
 
 
 ITEMS = (UpdateSlopes(),)

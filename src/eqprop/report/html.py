@@ -11,11 +11,12 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 
-from eqprop.paper import svg
-from eqprop.paper.blocks import Block, Chart, Matrix, Panel, Table, Text
-from eqprop.paper.item import Item, Results, Row
+from eqprop.report import svg
+from eqprop.report.blocks import Block, Chart, Matrix, Panel, Table, Text
+from eqprop.report.catalogue import Catalogue
+from eqprop.report.item import Item, Row
+from eqprop.report.results import Results
 
-ARTICLE = "https://arxiv.org/abs/2005.04168"
 STATES = {"full": "full run", "quick": "quick run", "partial": "in part", "missing": "not run yet"}
 EXTRA = {  # what the figures have no use for
     "light": "--wash: #f1f3f5; --warn: #9a6700; --bad: #c02f1d; --heat: 11 111 174",
@@ -23,9 +24,9 @@ EXTRA = {  # what the figures have no use for
 }
 
 
-def standing(item: Item, results: Results) -> str:
+def shown_state(item: Item, results: Results) -> str:
     """The state of an item; "partial" if it is missing, but not all of it."""
-    state = item.state(results)
+    state = item.completeness(results)
     some = any(row.ours is not None for row in item.rows(results))
     return "partial" if state == "missing" and some else state
 
@@ -37,9 +38,9 @@ def text(source: str) -> str:
     return "".join(parts)
 
 
-def page(items: Sequence[Item], results: Results, made: Sequence[str]) -> str:
+def page(paper: Catalogue, results: Results, made: Sequence[str]) -> str:
     """`made`: where and from what, a line each, for the foot of the page."""
-    resources = files("eqprop.paper")
+    resources = files("eqprop.report")
     css, js = ((resources / name).read_text("utf-8") for name in ("page.css", "page.js"))
     light, dark = (
         "; ".join(f"--{name}: {value}" for name, value in colors.items())
@@ -47,7 +48,7 @@ def page(items: Sequence[Item], results: Results, made: Sequence[str]) -> str:
     )
     root = f":root {{ color-scheme: light dark; {light}; {EXTRA['light']} }}"
     root += f"\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}; {EXTRA['dark']} }} }}"
-    sections = "\n".join(section(item, results) for item in items)
+    sections = "\n".join(section(item, results) for item in paper.items)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -61,10 +62,10 @@ def page(items: Sequence[Item], results: Results, made: Sequence[str]) -> str:
 </head>
 <body>
 <header id="top">
-<h1>Equilibrium propagation with continual weight updates</h1>
-<p>Every table and figure of <a href="{ARTICLE}">the paper</a> (Ernoult, Grollier, Querlioz,
-Bengio, Scellier, 2020), computed by <code>eqprop</code>, the published numbers beside ours.</p>
-{summary(items, results)}
+<h1>{text(paper.title)}</h1>
+<p>Every table and figure of <a href="{escape(paper.address)}">the paper</a>
+({text(paper.authors)}), computed by <code>eqprop</code>, the published numbers beside ours.</p>
+{summary(paper.items, results)}
 </header>
 <main>
 {sections}
@@ -86,11 +87,11 @@ def summary(items: Sequence[Item], results: Results) -> str:
         rows.append(
             f'<tr><td><a href="#{escape(item.name)}">{text(item.title)}</a></td>'
             f'<td class="muted wide">{text(item.place)}</td>'
-            f"<td>{_badge(standing(item, results))}</td>"
+            f"<td>{_badge(shown_state(item, results))}</td>"
             f'<td class="num wide">{count}</td>'
             f'<td class="mark">{mark(item.passed(results))}</td></tr>'
         )
-    states = [standing(item, results) for item in items]
+    states = [shown_state(item, results) for item in items]
     counts = ", ".join(f"{states.count(s)} {words}" for s, words in STATES.items() if s in states)
     head = '<th>Item</th><th class="wide">In the paper</th><th>State</th>'
     head += '<th class="num wide">Rows</th><th class="mark">Pass</th>'
@@ -102,7 +103,7 @@ claimed.</p>
 
 
 def section(item: Item, results: Results) -> str:
-    state = standing(item, results)
+    state = shown_state(item, results)
     notice = {
         "full": "",
         "quick": '<p class="notice">A quick run: fewer epochs, seeds or settings than the paper '

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from eqprop.analysis import time_resolved
 from eqprop.dynamics import relax
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.paper.computed import Computed
-from eqprop.paper.item import Item, Order, Results, Row
-from eqprop.paper.sources import TOY_MODEL
+from eqprop.papers.continual_ep.sources import TOY_MODEL
 from eqprop.primitive import toy_model
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.report.computed import Computed
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP
 
 THETA, BETA, ETA = 1.0, 0.1, 0.1

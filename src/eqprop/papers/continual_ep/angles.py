@@ -8,10 +8,8 @@ what lies between them.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
@@ -20,20 +18,26 @@ from eqprop import data as datasets
 from eqprop.analysis import angle, total_update
 from eqprop.costs import SquaredError
 from eqprop.engines.descent import descend, resolve_rates
+from eqprop.measured import Measured
 from eqprop.model import Gradients
 from eqprop.network import Network
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.paper.comparison import Comparison, Reading, compare
-from eqprop.paper.item import Item, Order, Results, Row, State
-from eqprop.paper.psi import points
-from eqprop.paper.published import FIGURE_ANGLES, FULL_TABLE, NAMES, SAID_OF_ANGLES, named
-from eqprop.paper.sources import ANGLE_CODE
-from eqprop.paper.training import RUNS, TrainingRun, measured
-from eqprop.paper.verdict import Measured, passes
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.comparison import Comparison, Reproduction, compare
+from eqprop.papers.continual_ep.psi import points
+from eqprop.papers.continual_ep.published import (
+    FIGURE_ANGLES,
+    FULL_TABLE,
+    NAMES,
+    SAID_OF_ANGLES,
+    named,
+)
+from eqprop.papers.continual_ep.sources import ANGLE_CODE
+from eqprop.papers.continual_ep.training import RUNS, TrainingRun
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Completeness, Results, weakest
+from eqprop.report.verdict import passes
 from eqprop.rules import BPTT
-from eqprop.runs.files import write_whole
-from eqprop.runs.machine import describe
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.runs.training import fitting, update_and_gradient
 from eqprop.seeds import generator
@@ -46,7 +50,6 @@ TOTALS = {
     "code": "t = 1 … K−1, weights only, ∇ after the second phase",
 }
 JUDGED = "code"  # what the figure was made with
-STATES: dict[State, bool] = {"quick": True, "full": False}
 
 Place = tuple[str, float | None]  # recipe, and initial Ψ where the weights are not tied
 Angles = dict[str, dict[str, dict[str, list[float]]]]  # run -> initial Ψ -> total -> degrees
@@ -77,7 +80,7 @@ def _totals(
     ours_at_0, exact_at_0 = update_and_gradient(net, first, members, x, y, SquaredError())
     later = _weights(ours, ours_at_0)
     after = _weights(exact, exact_at_0)
-    if recipe.rule.startswith("continual"):
+    if recipe.learning_rule(members).continual:
         moved = copy.deepcopy(net)
         descend(moved, [ours], resolve_rates(net, recipe.rates(members), recipe.frozen))
         after = _weights(*(_gradient(moved, each, x, y) for each in (recipe, first)))
@@ -100,14 +103,14 @@ def _weights(total: Gradients, at_0: Gradients) -> Gradients:
 
 @dataclass(frozen=True)
 class Found:
-    state: State
+    completeness: Completeness
     angles: dict[str, dict[str, Measured]]  # by initial Ψ, and by the meaning of the total
 
 
 @dataclass(frozen=True)
 class Point:
     comparison: Comparison
-    reading: Reading
+    ours: Reproduction
     angles: dict[str, Measured]  # by the meaning of the total
 
     @property
@@ -116,8 +119,8 @@ class Point:
 
     @property
     def label(self) -> str:
-        run = self.reading.run
-        quick = ", quick" if self.reading.outcome.quick else ""
+        run = self.ours.run
+        quick = ", quick" if self.ours.outcome.quick else ""
         return NAMES[run.recipe] + (f", {run.label}" if run.label else "") + quick
 
 
@@ -132,15 +135,15 @@ class EpToCvf(Item):
         """Angles come first: they need no training, and may be all that there is time for."""
         self.measure(order)
         for name in self.runs:
-            training.train(RUNS[name], order)
+            RUNS[name].run(order)
 
     def measure(self, order: Order) -> None:
-        angles: Angles = (order.results.read(self.name, order.quick) or {}).get("angles", {})
+        angles = self._stored(order.results, order.quick)
         for run in self._measured(order.results):
             if run.name not in angles:
                 order.say(f"{self.name}: angles of {run.name} before training")
                 angles[run.name] = self._angles(run, order)
-                self._store(angles, order)
+                order.results.store(self.name, order.quick, {"angles": angles})
 
     def _measured(self, results: Results) -> Iterator[TrainingRun]:
         """Every recipe, and the variants with a source that were trained."""
@@ -160,19 +163,12 @@ class EpToCvf(Item):
             by_angle.setdefault(f"{member.angle:g}", []).append(member)
         return {psi: before_training(recipe, m, data) for psi, m in by_angle.items()}
 
-    def _store(self, angles: Angles, order: Order) -> None:
-        where = {**describe("cpu"), "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
-        folder = order.results.folder(order.quick)
-        folder.mkdir(parents=True, exist_ok=True)
-        found = {"machine": where, "quick": order.quick, "angles": angles}
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        write_whole(folder / f"{self.name}.json", f"{text}\n".encode())
-
-    def state(self, results: Results) -> State:
-        states = {training.state(self.runs, results)}
+    def completeness(self, results: Results) -> Completeness:
         found = self._found(results)
-        states |= {found[name].state if name in found else "missing" for name in self.runs}
-        return next(weakest for weakest in ("missing", "quick", "full") if weakest in states)
+        if any(name not in found for name in self.runs):
+            return "missing"
+        measured = (found[name].completeness for name in self.runs)
+        return weakest([training.completeness(self.runs, results), *measured])
 
     def rows(self, results: Results) -> tuple[Row, ...]:
         """The points that the text names."""
@@ -182,9 +178,14 @@ class EpToCvf(Item):
     def _found(self, results: Results) -> dict[str, Found]:
         """What was measured of each run, full before quick."""
         found: dict[str, Found] = {}
-        for state, quick in STATES.items():
-            stored: Angles = (results.read(self.name, quick) or {}).get("angles", {})
-            found |= {run: Found(state, _means(by_psi)) for run, by_psi in stored.items()}
+        for quick in (True, False):
+            of: Completeness = "quick" if quick else "full"
+            stored = self._stored(results, quick)
+            found |= {run: Found(of, _means(by_psi)) for run, by_psi in stored.items()}
+        return found
+
+    def _stored(self, results: Results, quick: bool) -> Angles:
+        found: Angles = (results.read(self.name, quick) or {}).get("angles", {})
         return found
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
@@ -197,11 +198,11 @@ class EpToCvf(Item):
         """What was both measured and trained."""
         runs, found = self._found(results), []
         for comparison in compare(PUBLISHED, results):
-            for reading in (comparison.ours, *comparison.variants):
+            for ours in (comparison.ours, *comparison.variants):
                 psi = f"{comparison.paper.angle or 0.0:g}"
-                if reading and reading.run.name in runs:
-                    angles = runs[reading.run.name].angles.get(psi)
-                    found += [Point(comparison, reading, angles)] if angles else []
+                if ours and ours.run.name in runs:
+                    angles = runs[ours.run.name].angles.get(psi)
+                    found += [Point(comparison, ours, angles)] if angles else []
         return found
 
     def _chart(self, points: list[Point]) -> Chart:
@@ -221,7 +222,7 @@ def _row(place: Place, said: str, found: Mapping[str, Found]) -> Row:
     if recipe in found:
         angles = found[recipe].angles[f"{psi or 0.0:g}"]
         ours = _degrees(angles[JUDGED])
-        passed = passes(paper, angles[JUDGED]) if found[recipe].state == "full" else None
+        passed = passes(paper, angles[JUDGED]) if found[recipe].completeness == "full" else None
         notes += [f"{TOTALS[t]}: {_degrees(angles[t])}" for t in TOTALS if t != JUDGED]
     return Row(
         named(recipe, psi),
@@ -235,12 +236,12 @@ def _row(place: Place, said: str, found: Mapping[str, Found]) -> Row:
 
 
 def _degrees(angle: Measured) -> str:
-    return f"{angle.mean:.1f} ± {angle.std or 0.0:.1f}°"
+    return f"{angle:.1f}°"
 
 
 def _means(by_psi: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Measured]]:
     return {
-        psi: {total: measured(torch.tensor(each)) for total, each in by_total.items()}
+        psi: {total: Measured.of(each) for total, each in by_total.items()}
         for psi, by_total in by_psi.items()
     }
 
@@ -250,17 +251,17 @@ def _lines(chosen: list[Point]) -> tuple[Line, ...]:
     paper = {p.place: (FIGURE_ANGLES[p.place].mean, p.comparison.paper.test) for p in chosen}
     ours: dict[str, list[tuple[float, Measured]]] = {}
     for point in chosen:
-        place = point.angles[JUDGED].mean, point.reading.errors.test
+        place = point.angles[JUDGED].mean, point.ours.errors.test
         ours.setdefault(point.label, []).append(place)
     lines = (points(label, places, color) for color, (label, places) in enumerate(ours.items()))
     return points("paper", list(paper.values())), *lines
 
 
 def _agreement(chosen: list[Point]) -> Text:
-    """How many points each reading has where the figure has them."""
+    """How many points each run has where the figure has them."""
     found: dict[str, list[bool]] = {}
     for point in chosen:
-        run, paper = point.reading.run, FIGURE_ANGLES[point.place]
+        run, paper = point.ours.run, FIGURE_ANGLES[point.place]
         near = passes(paper, point.angles[JUDGED])
         found.setdefault(run.label or "the recipes", []).append(near)
     counts = (f"{label} {sum(near)} of {len(near)}" for label, near in found.items())
@@ -273,7 +274,7 @@ def _table(chosen: list[Point]) -> Table:
         psi = point.comparison.paper.angle
         name = point.label + ("" if psi is None else f", Ψ = {psi:g}°")
         angles = (_degrees(point.angles[total]) for total in TOTALS)
-        test = str(point.reading.errors.test)
+        test = str(point.ours.errors.test)
         rows.append((name, _degrees(FIGURE_ANGLES[point.place]), *angles, test))
     header = ("", "the paper's figure", *TOTALS.values(), "test error (%)")
     return Table("Angles before training, and the test error after it", header, tuple(rows))

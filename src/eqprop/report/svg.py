@@ -14,7 +14,7 @@ from html import escape
 from itertools import chain, groupby
 from math import isfinite
 
-from eqprop.paper.blocks import Chart, Line, Panel
+from eqprop.report.blocks import Chart, Line, Panel
 
 # Blue, vermilion, green, orange, purple, sky first: colour-blind readers tell them apart as well.
 COLORS = 10

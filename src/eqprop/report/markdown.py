@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from eqprop.paper.blocks import Block, Chart, Matrix, Table, Text
-from eqprop.paper.html import ARTICLE, STATES, matrix_number, numeric, standing
-from eqprop.paper.item import Item, Results, Row
-from eqprop.paper.sources import Source
-from eqprop.paper.svg import SUBSCRIPT, typeset
+from eqprop.report.blocks import Block, Chart, Matrix, Table, Text
+from eqprop.report.catalogue import Catalogue
+from eqprop.report.html import STATES, matrix_number, numeric, shown_state
+from eqprop.report.item import MARKS, Item, Row
+from eqprop.report.results import Results
+from eqprop.report.source import Source
+from eqprop.report.svg import SUBSCRIPT, typeset
 
-MARKS = {True: "✓", False: "✗", None: "–"}
 
-
-def page(items: Sequence[Item], results: Results) -> str:
-    sections = "\n".join(section(item, results) for item in items)
+def page(paper: Catalogue, results: Results) -> str:
+    sections = "\n".join(section(item, results) for item in paper.items)
     return (
         "<!-- written by `eqprop paper report` -->\n"
-        f"# The paper, table by table and figure by figure\n\n[The paper]({ARTICLE}) and what "
-        f"`eqprop` computes, side by side.\n\n{summary(items, results)}\n{sections}"
+        "# The paper, table by table and figure by figure\n\n"
+        f"[The paper]({paper.address}) and what `eqprop` computes, side by side.\n\n"
+        f"{summary(paper.items, results)}\n{sections}"
     )
 
 
@@ -28,7 +29,7 @@ def summary(items: Sequence[Item], results: Results) -> str:
         (
             f"{item.title} (`{item.name}`)",
             item.place,
-            STATES[standing(item, results)],
+            STATES[shown_state(item, results)],
             MARKS[item.passed(results)],
         )
         for item in items
@@ -48,7 +49,7 @@ def sources(items: Sequence[Item], results: Results) -> str:
 
 
 def section(item: Item, results: Results) -> str:
-    state = standing(item, results)
+    state = shown_state(item, results)
     needs = f" It needs: {escaped(item.needs)}." if state in ("missing", "partial") else ""
     head = f"## {escaped(item.title)}\n\n{escaped(item.place)} · `eqprop paper run {item.name}` · "
     parts = [f"{head}**{STATES[state]}**.{needs}\n", rows_table(item.rows(results))]

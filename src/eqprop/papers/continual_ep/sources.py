@@ -1,31 +1,8 @@
-"""What says that a result of the paper was made in a certain way: a reading needs a source.
-
-A verdict is given for a reading with a source. A reading that was found by trial has none: what
-it gives is noted, and makes no row pass.
-"""
+"""The documents that the readings of this paper rest on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
-
-class Kind(StrEnum):
-    TEXT = "the text"
-    RELEASE = "the released code"
-    HISTORY = "the history of the code"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A document, and the place in it."""
-
-    kind: Kind
-    place: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.place}"
-
+from eqprop.report.source import Kind, Source
 
 COMMANDS = Source(Kind.RELEASE, "ernoult/continualEP, README of branch iclr, the row's command")
 ANGLE_CODE = Source(Kind.RELEASE, "ernoult/continualEP, branch iclr, compute_angleGrad")

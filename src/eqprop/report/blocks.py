@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from eqprop.measured import Measured
+
+Style = Literal["solid", "dashed", "points"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,24 @@ class Line:
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    style: Literal["solid", "dashed", "points"] = "solid"
+    style: Style = "solid"
     color: int = 0  # an index into the palette: a pair that belongs together shares one
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
+
+    @classmethod
+    def measured(
+        cls,
+        label: str,
+        x: Iterable[float],
+        values: Sequence[Measured],
+        style: Style = "solid",
+        color: int = 0,
+    ) -> Line:
+        """The means, with a band of ± one standard deviation."""
+        mean = tuple(it.mean for it in values)
+        low, high = tuple(it.low for it in values), tuple(it.high for it in values)
+        return cls(label, tuple(x), mean, style, color, low, high)
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,31 @@
-"""A published training result beside ours: the reading that is judged, and every variant."""
+"""A published training result beside ours: the run that is judged, and every variant."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eqprop.paper.blocks import Table, Text
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import NAMES, Result
-from eqprop.paper.training import RUNS, Errors, Outcome, TrainingRun, best, progress, variants
-from eqprop.paper.verdict import miss, passes
+from eqprop.papers.continual_ep.published import NAMES, Result
+from eqprop.papers.continual_ep.training import (
+    RUNS,
+    Errors,
+    Outcome,
+    TrainingRun,
+    best,
+    variants,
+)
+from eqprop.report.blocks import Table, Text
+from eqprop.report.item import Row
+from eqprop.report.results import Results
+from eqprop.report.verdict import miss, passes
 
-MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the reading that is judged
+MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the run that is judged
 WORDS = {True: ", agrees", False: ", differs", None: " (quick)"}  # of a variant: no verdict
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What one way to run a recipe gave."""
+class Reproduction:
+    """What one run gave for a published result."""
 
     run: TrainingRun
     errors: Errors
@@ -25,15 +33,15 @@ class Reading:
     within: bool | None  # the tolerance; None: a quick run claims nothing
 
     def __str__(self) -> str:
-        failed = f", {self.errors.frozen} non-finite" if self.errors.frozen else ""
-        return f"{self.errors}{failed}{(WORDS if self.run.label else MARKS)[self.within]}"
+        gone = f", {self.errors.non_finite} non-finite" if self.errors.non_finite else ""
+        return f"{self.errors}{gone}{(WORDS if self.run.label else MARKS)[self.within]}"
 
 
 @dataclass(frozen=True)
 class Comparison:
     paper: Result
-    ours: Reading | None  # the recipe itself: what is judged
-    variants: tuple[Reading, ...]
+    ours: Reproduction | None  # the recipe itself: what is judged
+    variants: tuple[Reproduction, ...]
     progress: str  # of a run that is not complete
 
     def row(self) -> Row:
@@ -41,11 +49,11 @@ class Comparison:
         ours, within = (str(self.ours.errors), self.ours.within) if self.ours else (None, None)
         notes = self._notes(self.ours) if self.ours else [self.progress]
         if not within:
-            notes += [f"{reading.run.label}: {reading}" for reading in self.variants]
+            notes += [f"{variant.run.label}: {variant}" for variant in self.variants]
         note = "; ".join(note for note in notes if note)
         return Row(self.paper.name, str(self.paper), ours, within, note, run.reading, run.source)
 
-    def _notes(self, ours: Reading) -> list[str]:
+    def _notes(self, ours: Reproduction) -> list[str]:
         recipe, errors, notes = ours.outcome.recipe, ours.errors, []
         if ours.outcome.quick:
             notes += [
@@ -53,8 +61,8 @@ class Comparison:
                 f"{recipe.train_samples} samples",
                 self.progress,
             ]
-        if errors.frozen:
-            notes.append(f"{errors.frozen} of {errors.test.n} networks became non-finite")
+        if errors.non_finite:
+            notes.append(f"{errors.non_finite} of {errors.test.n} networks became non-finite")
         if ours.within is False:
             notes.append(miss(self.paper.test, errors.test))
             if passes(self.paper.test, errors.last_ten):
@@ -65,7 +73,7 @@ class Comparison:
 def _under_way(run: TrainingRun, paper: Result, results: Results) -> str:
     """How far the run is, or the part of it that has this line's angle."""
     parts = (piece for piece in run.pieces if paper.angle in piece.overrides["angle"])
-    done, of = progress(next(parts, run), results)
+    done, of = next(parts, run).progress(results)
     return f"at epoch {done} of {of}" if 0 < done < of else ""
 
 
@@ -74,19 +82,19 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
     runs = [RUNS[name] for name in names] + [run for name in names for run in variants(name)]
     outcomes = {run.name: best(run, results) for run in runs}
 
-    def reading(run: TrainingRun, paper: Result) -> Reading | None:
+    def reproduction(run: TrainingRun, paper: Result) -> Reproduction | None:
         outcome = outcomes[run.name]
         errors = outcome.errors(paper.angle) if outcome else None
         if outcome is None or errors is None:
             return None
         within = None if outcome.quick else passes(paper.test, errors.test)
-        return Reading(run, errors, outcome, within)
+        return Reproduction(run, errors, outcome, within)
 
     def comparison(paper: Result) -> Comparison:
         run = RUNS[paper.recipe]
-        tried = (reading(variant, paper) for variant in variants(paper.recipe))
+        tried = (reproduction(variant, paper) for variant in variants(paper.recipe))
         found = tuple(each for each in tried if each is not None)
-        ours = reading(run, paper)
+        ours = reproduction(run, paper)
         full = ours is not None and not ours.outcome.quick
         return Comparison(paper, ours, found, "" if full else _under_way(run, paper, results))
 
@@ -94,7 +102,7 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
 
 
 def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
-    """One line per published result, one column per reading; None where nothing was run."""
+    """One line per published result, one column per run; None where nothing was run."""
     lines = [it for it in comparisons if it.ours or it.variants]
     if not lines:
         return None
@@ -115,10 +123,10 @@ def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
 
 def explanation(comparisons: Sequence[Comparison]) -> tuple[Text, ...]:
     """Every reading and its source, and how a network that failed counts."""
-    readings = [r for it in comparisons for r in (it.ours, *it.variants) if r is not None]
-    runs = dict.fromkeys(r.run for r in readings)
+    found = [r for it in comparisons for r in (it.ours, *it.variants) if r is not None]
+    runs = dict.fromkeys(r.run for r in found)
     words = list(dict.fromkeys(f"{_heading(run)}: {described(run)}." for run in runs))
-    if any(r.errors.frozen for r in readings):
+    if any(r.errors.non_finite for r in found):
         words.append("A network that became non-finite answers nothing and counts as guessing.")
     return (Text(" ".join(words)),) if words else ()
 

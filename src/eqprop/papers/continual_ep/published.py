@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eqprop.paper.verdict import Measured
+from eqprop.measured import Measured
 
 TRIALS = 5  # networks behind every mean and standard deviation
 ANGLES = (0.0, 22.5, 45.0, 67.5, 90.0, 112.5, 135.0, 157.5, 180.0)  # initial Ψ(θ_f, θ_b)

@@ -1,58 +1,16 @@
-"""An item of the paper: a table or figure that one command regenerates."""
+"""What one command regenerates: an item of the paper, a table or figure, or a run of several."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
-from eqprop.paper.blocks import Block
-from eqprop.paper.sources import Source
-from eqprop.runs.folder import RunFolder
-from eqprop.runs.recipe import UserError
+from eqprop.report.blocks import Block
+from eqprop.report.results import Completeness, Results
+from eqprop.report.source import Source
 
-State = Literal["missing", "quick", "full"]
-
-
-@dataclass(frozen=True)
-class Results:
-    """Where results lie: full ones in `root`/paper, quick ones in `root`/paper/quick.
-
-    runs/NAME/      a training run, as `eqprop train` leaves it
-    NAME.json       what an item without training computed
-    """
-
-    root: Path
-
-    def folder(self, quick: bool) -> Path:
-        return self.root / "paper" / "quick" if quick else self.root / "paper"
-
-    def run_folder(self, name: str, quick: bool) -> RunFolder:
-        return RunFolder(self.folder(quick) / "runs" / name)
-
-    def read(self, name: str, quick: bool) -> dict[str, Any] | None:
-        """What an item computed, or None. Includes `machine`: where, when, at which commit."""
-        file = self.folder(quick) / f"{name}.json"
-        if not file.is_file():
-            return None
-        try:
-            found = json.loads(file.read_bytes())
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or "machine" not in found:
-            raise UserError(f"{file}: damaged: restore it, or delete it and compute it again")
-        return found
-
-    def best(self, name: str) -> tuple[State, dict[str, Any]]:
-        """The full result if it is there, else the quick one."""
-        for state, quick in (("full", False), ("quick", True)):
-            found = self.read(name, quick)
-            if found is not None:
-                return state, found  # type: ignore[return-value]
-        return "missing", {}
+MARKS = {True: "✓", False: "✗", None: "–"}  # of what passes, does not, or has no verdict
 
 
 @dataclass(frozen=True)
@@ -83,25 +41,45 @@ class Order:
     quick: bool = False
     device: str = "cpu"
     data: str | None = None  # folder of the idx files
-    threads: int | None = None  # None: one a core
+    threads: int | None = None  # None: one per core
     say: Callable[[str], None] = print
 
 
-class Item(ABC):
+class Task(ABC):
     name: str  # as in `eqprop paper run NAME`
-    title: str
-    place: str  # in the paper: 'Fig. "toy-model"', 'appendix F.1'
-    needs: str  # time and device, full and quick: "5 min on an H200; quick 1 min on two cores"
 
     @abstractmethod
     def run(self, order: Order) -> None:
         """Compute what is missing and store it; what is there already is kept."""
 
     @abstractmethod
-    def state(self, results: Results) -> State:
+    def completeness(self, results: Results) -> Completeness:
         """That of its weakest part: full if nothing is missing, quick if the quick results fill in
         for what is.
         """
+
+    def standing(self, results: Results) -> str:
+        """In a word, after it has run."""
+        return self.completeness(results)
+
+
+class SharedRun(Task):
+    """A run that items share."""
+
+    @property
+    @abstractmethod
+    def note(self) -> str:
+        """What it is."""
+
+    @abstractmethod
+    def progress(self, results: Results) -> tuple[int, int]:
+        """Epochs done and to do of the full run, also if it is not complete."""
+
+
+class Item(Task):
+    title: str
+    place: str  # in the paper: 'Fig. "toy-model"', 'appendix F.1'
+    needs: str  # time and device, full and quick: "5 min on an H200; quick 1 min on two cores"
 
     @abstractmethod
     def rows(self, results: Results) -> tuple[Row, ...]:
@@ -119,3 +97,6 @@ class Item(ABC):
         if not verdicts or None in verdicts:
             return False if False in verdicts else None
         return all(verdicts)
+
+    def standing(self, results: Results) -> str:
+        return f"{self.completeness(results)} {MARKS[self.passed(results)]}"

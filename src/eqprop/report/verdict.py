@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from eqprop.measured import Measured
 
 LEAST = 0.15  # percentage points that are never held against us
 WIDE = 1.0  # a published standard deviation above this is a regime, not a number
-
-
-@dataclass(frozen=True)
-class Measured:
-    """An error in %, or an angle in degrees, over n networks.
-
-    The sample standard deviation is None for one network alone.
-    """
-
-    mean: float
-    std: float | None
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
 
 
 def tolerance(paper: Measured, ours: Measured) -> float:

@@ -21,9 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from eqprop.paper import html, markdown, svg
-from eqprop.paper.blocks import Chart, Matrix, Table
-from eqprop.paper.item import Item, Results
+from eqprop.report import html, markdown, svg
+from eqprop.report.blocks import Chart, Matrix, Table
+from eqprop.report.catalogue import Catalogue
+from eqprop.report.item import Item
+from eqprop.report.results import Results
 from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
@@ -33,22 +35,15 @@ MARKED = re.compile(
 
 
 def write(
-    results: Results,
-    out: Path,
-    items: Sequence[Item] | None = None,
-    *,
-    update_docs: bool = False,
+    paper: Catalogue, results: Results, out: Path, *, update_docs: bool = False
 ) -> list[Path]:
     """What was written, or was so already: the page first."""
-    if items is None:
-        from eqprop.paper.catalogue import items as catalogue
-
-        items = catalogue()
+    items = paper.items
     folder = results.root / "paper"
     charts = [b for item in items for b in item.blocks(results) if isinstance(b, Chart)]
     texts = {
-        out: html.page(items, results, _made(describe("cpu"))),
-        folder / "report.md": markdown.page(items, results),
+        out: html.page(paper, results, _made(describe("cpu"))),
+        folder / "report.md": markdown.page(paper, results),
         **{folder / "figures" / f"{chart.name}.svg": svg.figure(chart) for chart in charts},
     }
     if update_docs:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel
-from eqprop.paper.comparison import compare, described
-from eqprop.paper.item import Results, Row
-from eqprop.paper.published import FULL_TABLE, Result
-from eqprop.paper.trained import Trained
-from eqprop.paper.training import Outcome, TrainingRun
+from eqprop.measured import Measured
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.comparison import compare, described
+from eqprop.papers.continual_ep.published import FULL_TABLE, Result
+from eqprop.papers.continual_ep.trained import Trained
+from eqprop.papers.continual_ep.training import Outcome, TrainingRun
+from eqprop.report.blocks import Block, Chart, Line, Panel
+from eqprop.report.item import Row
+from eqprop.report.results import Results
 
 
 class TrainingCurves(Trained):
@@ -27,9 +29,9 @@ class TrainingCurves(Trained):
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
         """A chart of the recipes, and one of each variant that was run."""
-        readings = [tuple(training.RUNS[name] for name in self.runs)]
-        readings += [(run,) for name in self.runs for run in training.variants(name)]
-        charts = (self._chart(reading, results) for reading in readings)
+        groups = [tuple(training.RUNS[name] for name in self.runs)]
+        groups += [(run,) for name in self.runs for run in training.variants(name)]
+        charts = (self._chart(group, results) for group in groups)
         return tuple(chart for chart in charts if chart.panels)
 
     def _chart(self, runs: Sequence[TrainingRun], results: Results) -> Chart:
@@ -51,16 +53,8 @@ class TrainingCurves(Trained):
 
 def _panel(outcome: Outcome, paper: Result) -> Panel:
     test, train = (outcome.curves(f"{key}_error", paper.angle) for key in ("test", "train"))
-    spread = paper.test.std or 0.0
-    end = Line(
-        label="paper, test",
-        x=(float(paper.epochs or outcome.recipe.epochs),),
-        y=(paper.test.mean,),
-        style="points",
-        color=7,
-        low=(paper.test.mean - spread,),
-        high=(paper.test.mean + spread,),
-    )
+    last = float(paper.epochs or outcome.recipe.epochs)
+    end = Line.measured("paper, test", [last], [paper.test], "points", 7)
     lines = _band("test", test, 0), _band("train", train, 1)
     title = paper.name + (", quick" if outcome.quick else "")
     return Panel(title, "epoch", "error (%)", lines if outcome.quick else (*lines, end), y_log=True)
@@ -68,16 +62,8 @@ def _panel(outcome: Outcome, paper: Result) -> Panel:
 
 def _band(label: str, curves: Tensor, color: int) -> Line:
     """From [epochs, networks]."""
-    mean = curves.mean(1)
-    std = curves.std(1) if curves.shape[1] > 1 else mean * 0
-    return Line(
-        label,
-        x=tuple(float(epoch + 1) for epoch in range(len(curves))),
-        y=tuple(mean.tolist()),
-        color=color,
-        low=tuple((mean - std).tolist()),
-        high=tuple((mean + std).tolist()),
-    )
+    epochs = (float(epoch + 1) for epoch in range(len(curves)))
+    return Line.measured(label, epochs, [Measured.of(e) for e in curves.tolist()], color=color)
 
 
 ITEMS = (

@@ -19,11 +19,12 @@ from eqprop.dynamics import relax
 from eqprop.engines.descent import descend, resolve_rates
 from eqprop.model import Gradients
 from eqprop.network import Network, layered
-from eqprop.paper.blocks import Block, Matrix, Table, Text
-from eqprop.paper.computed import Computed
-from eqprop.paper.item import Item, Order, Results, Row
-from eqprop.paper.peak import Peak
-from eqprop.paper.sources import ALGORITHMS
+from eqprop.papers.continual_ep.sources import ALGORITHMS
+from eqprop.peak import Peak
+from eqprop.report.blocks import Block, Matrix, Table, Text
+from eqprop.report.computed import Computed
+from eqprop.report.item import Item, Order, Row
+from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP, Rule
 from eqprop.runs import recipe as recipes
 from eqprop.timesteps import RealTime

@@ -18,16 +18,17 @@ from torch import Tensor
 from eqprop import data as datasets
 from eqprop import runs
 from eqprop.dynamics import relax
-from eqprop.model import State as Neurons
+from eqprop.model import State
 from eqprop.network import Network
-from eqprop.paper import training
-from eqprop.paper.blocks import Block, Chart, Line, Panel, Table, Text
-from eqprop.paper.comparison import compare
-from eqprop.paper.computed import Computed
-from eqprop.paper.item import Order, Results, Row, State
-from eqprop.paper.psi import points, readings
-from eqprop.paper.published import FULL_TABLE
-from eqprop.paper.training import RUNS, Outcome, TrainingRun
+from eqprop.papers.continual_ep import training
+from eqprop.papers.continual_ep.comparison import compare
+from eqprop.papers.continual_ep.psi import ours_by_run, points
+from eqprop.papers.continual_ep.published import FULL_TABLE
+from eqprop.papers.continual_ep.training import RUNS, Outcome, TrainingRun
+from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
+from eqprop.report.computed import Computed
+from eqprop.report.item import Order, Row
+from eqprop.report.results import Completeness, Results, weakest
 from eqprop.runs import UserError, figures
 from eqprop.runs.evaluation import UNSETTLED
 from eqprop.runs.training import fitting
@@ -93,7 +94,7 @@ def alternation(net: Network, x: Tensor, T: int) -> dict[str, Any]:
     return found
 
 
-def _apart(a: Neurons, b: Neurons) -> Tensor:
+def _apart(a: State, b: State) -> Tensor:
     """The largest difference of any neuron, [batch]."""
     return torch.stack([(p - q).abs().amax(-1) for p, q in zip(a, b, strict=True)]).amax(0)
 
@@ -116,7 +117,7 @@ class Story(Computed):
 
     def run(self, order: Order) -> None:
         for name in COMPARED:
-            training.train(RUNS[name], order)
+            RUNS[name].run(order)
         super().run(order)
 
     def compute(self, order: Order) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Story(Computed):
         networks: list[dict[str, Any]] = []
         shown: dict[str, Any] | None = None
         for run in SNAPSHOTS:
-            training.train(run, order)
+            run.run(order)
             folder = order.results.run_folder(run.name, order.quick)
             snapshot = runs.load(folder.path)
             recipe, ensemble = snapshot.recipe, snapshot.net
@@ -144,9 +145,8 @@ class Story(Computed):
         epochs = SNAPSHOTS[0].resolved(order.quick).epochs
         return {"epochs": epochs, "long": LONG, "networks": networks, "trajectory": shown}
 
-    def state(self, results: Results) -> State:
-        states = {training.state(COMPARED, results), super().state(results)}
-        return next(weakest for weakest in ("missing", "quick", "full") if weakest in states)
+    def completeness(self, results: Results) -> Completeness:
+        return weakest([training.completeness(COMPARED, results), super().completeness(results)])
 
     def rows(self, results: Results) -> tuple[Row, ...]:
         released, in_turn, no_bias = (training.best(RUNS[name], results) for name in COMPARED)
@@ -340,7 +340,7 @@ def _psi_chart(outcome: Outcome, results: Results) -> Chart:
         for seed in sorted({member.seed for member in members})
     )
     paper = points("paper", [(result.angle or 0.0, result.test) for result in PUBLISHED])
-    lines = paper, *readings(compare(PUBLISHED, results))
+    lines = paper, *ours_by_run(compare(PUBLISHED, results))
     axis = "initial Ψ(θ_f, θ_b) (°)"
     return Chart(
         "c-vf-story-psi",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqprop.paper import training
-from eqprop.paper.item import Item, Order, Results, State
+from eqprop.papers.continual_ep import training
+from eqprop.report.item import Item, Order
+from eqprop.report.results import Completeness, Results
 
 
 class Trained(Item):
@@ -15,7 +16,7 @@ class Trained(Item):
 
     def run(self, order: Order) -> None:
         for name in self.runs:
-            training.train(training.RUNS[name], order)
+            training.RUNS[name].run(order)
 
-    def state(self, results: Results) -> State:
-        return training.state(self.runs, results)
+    def completeness(self, results: Results) -> Completeness:
+        return training.completeness(self.runs, results)

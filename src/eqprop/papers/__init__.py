@@ -1,0 +1,1 @@
+"""Papers, each with its published numbers, its runs and its items."""
