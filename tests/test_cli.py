@@ -576,7 +576,7 @@ def idx_folder(mnist: Dataset, folder: Path, rows: int = 28) -> Path:
     """The first images of MNIST, some rows of each, as a set of the user's own."""
     folder.mkdir()
     for prefix, split, n in (("train", mnist.train, 200), ("t10k", mnist.test, 120)):
-        pixels = bytes(split.images[:n, : 28 * rows].flatten().tolist())
+        pixels = bytes(split.images[:n, :, :rows].flatten().tolist())
         head = b"".join(i.to_bytes(4, "big") for i in (2051, n, rows, 28))
         (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels))
         head = b"".join(i.to_bytes(4, "big") for i in (2049, n))
