@@ -417,7 +417,11 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_an_epoch_elsewhere(
         ),
         (("ep-1h",), {"test_samples": 10001}, "test_samples: 10001 asked for, but mnist has 10000"),
         (("ep-1h",), {"frozen": "bias"}, "ep-1h: frozen: there is no parameter 'bias' among"),
-        (("ep-1h",), {"data": "cifar"}, "unknown data set 'cifar': choose from fashion-mnist"),
+        (
+            ("ep-1h",),
+            {"data": "cifar"},
+            "unknown data set 'cifar': choose from cifar-10, fashion-mnist",
+        ),
         (("ep-1h", "--data", "/no/such/folder"), {}, "/no/such/folder: no such folder: "),
     ],
     ids=str,

