@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", nargs="+", default=rows.ROWS, choices=rows.ROWS)
     options = parser.parse_args()
-    train = data.load("mnist").train
+    train = data.load("mnist").train.shaped((784,))
     results: dict[str, dict[str, float]] = {}
     megabytes = {row: memory(row, train) for row in options.rows}
     for row in options.rows:

@@ -51,7 +51,7 @@ def parity() -> float:
 def milliseconds(row: str, networks: int) -> float:
     recipe = rows.load(row, networks)
     engine = rows.engine(recipe, "telescoped", "cuda")
-    train = data.load("mnist").train.to("cuda")
+    train = data.load("mnist").train.shaped((784,)).to("cuda")
     return rows.microseconds(engine, train, networks, 100) / 1000
 
 

@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=CASES, metavar="ROW:NETWORKS:CLUSTER")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
-    train = data.load("mnist").train.to("cuda")
+    train = data.load("mnist").train.shaped((784,)).to("cuda")
     results: dict[str, dict[str, Any]] = {}
     for case in options.cases:
         try:

@@ -138,7 +138,7 @@ def checked(cli: Cli, mnist: Dataset) -> Callable[..., tuple[Printed, ByHand]]:
         (member,) = recipe.members()
         n = recipe.train_samples or len(mnist.train)
         order = torch.randperm(n, generator=generator(member.seed, "check"))
-        x, y = mnist.train.batch(order[: recipe.batch], torch.float64)
+        x, y = mnist.train.shaped((784,)).batch(order[: recipe.batch], torch.float64)
         return Printed(outcome.out), ByHand(recipe, member, x, y)
 
     return run

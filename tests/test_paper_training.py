@@ -533,16 +533,16 @@ def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist:
         RUNS[name].resolved(quick=True), layers=(784, 32, 10), free_steps=20, nudged_steps=6
     )
     members = [m for m in recipe.members() if m.angle == (90.0 if name == "c-vf-1h" else 0.0)]
-    seen = {}
+    flat, seen = mnist.shaped((784,)), {}
+    train = flat.train
 
-    class Watched(type(mnist.train)):  # type: ignore[misc]
+    class Watched(type(train)):  # type: ignore[misc]
         def batch(self, index: torch.Tensor, dtype: torch.dtype) -> Any:
-            seen["batch"] = mnist.train.batch(index, dtype)
+            seen["batch"] = train.batch(index, dtype)
             return seen["batch"]
 
-    train = mnist.train
     watched = Watched(*(getattr(train, field) for field in train.__dataclass_fields__))
-    found = angles.before_training(recipe, members, replace(mnist, train=watched))
+    found = angles.before_training(recipe, members, replace(flat, train=watched))
     x, y = seen["batch"]
     for i, member in enumerate(members):
         whole = check(recipe, member, x[i], y[i]).trained.whole

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import eqprop
-from eqprop.data import DataError, Dataset, Split
+from eqprop.data import DataError, Dataset, Normalisation, Split
 from eqprop.runs import UserError
 from eqprop.runs import recipe as recipes
 
@@ -276,10 +276,34 @@ def test_recipe_may_be_a_name_a_file_or_an_object(run: eqprop.Run, tmp_path: Pat
 # Evaluation
 
 
+def test_a_normalisation_is_part_of_the_data(mnist: Dataset, tmp_path: Path) -> None:
+    few = Dataset("mnist", mnist.train.head(100), mnist.test.head(50))
+    by = few.normalised(Normalisation.of(few.train))
+    settings = SETTINGS | {"overrides": OWN, "progress": False}
+    run = eqprop.train("c-ep-1h", by, tmp_path / "run", **settings)
+    train, test = (
+        (x - by.train.normalisation.mean[0]) / by.train.normalisation.std[0]
+        for x in (few.train.images / 255, few.test.images / 255)
+    )
+    same = eqprop.train("c-ep-1h", ((train, few.train.labels), (test, few.test.labels)), **settings)
+    assert run.metrics[-1]["test_loss"] == pytest.approx(same.metrics[-1]["test_loss"], rel=1e-4)
+    assert eqprop.evaluate(run).error.tolist() == run.metrics[-1]["test_error"]
+    longer = settings | {"epochs": 3, "resume": True}
+    with pytest.raises(UserError, match="was trained on other images"):
+        eqprop.train("c-ep-1h", few, tmp_path / "run", **longer)
+    assert len(eqprop.train("c-ep-1h", by, tmp_path / "run", **longer).metrics) == 3
+
+
+def test_images_that_the_network_does_not_take_are_refused_in_one_line(mnist: Dataset) -> None:
+    net = eqprop.layered(100, 12, 10)
+    with pytest.raises(DataError, match=r"images \[1, 28, 28\] hold 784 numbers, .* takes \[100\]"):
+        eqprop.evaluate(net, mnist, free_steps=5)
+
+
 @pytest.mark.parametrize("ensemble", [(), 3, (2, 2)])
 def test_networks_of_any_ensemble_are_evaluated(ensemble: Any, mnist: Dataset) -> None:
     net = eqprop.layered(784, 12, 10, ensemble=ensemble, dtype=torch.float64)
-    x, labels = mnist.test.images[:50].double() / 255, mnist.test.labels[:50].long()
+    x, labels = mnist.test.images[:50].double().flatten(1) / 255, mnist.test.labels[:50].long()
     found = eqprop.evaluate(net, (x, labels), free_steps=5)
     answers = net.output(eqprop.relax(net, x, 5).state).argmax(-1)
     expected = 100 * (answers != labels).double().mean(-1)
@@ -321,7 +345,7 @@ def test_the_example_of_the_documentation_runs(
     mnist: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the first images of MNIST."""
-    few = Dataset("mnist", mnist.train.head(500), mnist.test.head(200), (28, 28))
+    few = Dataset("mnist", mnist.train.head(500), mnist.test.head(200))
     monkeypatch.setattr(eqprop.data, "load", lambda *_: few)
     text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

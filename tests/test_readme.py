@@ -31,7 +31,7 @@ def loop_error(mnist, **lines):
     torch.manual_seed(0)
     names = {"torch": torch, "eqprop": eqprop}
     exec(code, names)
-    x, y = mnist.test.head(2000).batch(torch.arange(2000))
+    x, y = mnist.test.head(2000).shaped((784,)).batch(torch.arange(2000))
     output = eqprop.relax(names["net"], x, names["rule"].free_steps).state[-1]
     return 100 * float((output.argmax(-1) != y.argmax(-1)).double().mean())
 

@@ -302,7 +302,7 @@ class Plain:
 
 
 def samples(split: Any, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    x = split.images[index].double() / 255
+    x = split.images[index].double().flatten(-3) / 255
     return x, torch.eye(10).double()[split.labels[index].long()]
 
 
@@ -532,7 +532,7 @@ def test_recorded_angle_is_that_of_the_total_update_to_bptt(
             net = recipe.network([member])
             at = watcher.theta[record["minibatch"]]
             net.load_state_dict({n: p[i : i + 1] for n, p in at.items()})
-            x, y = mnist.train.batch(minibatches[record["minibatch"]][0][i : i + 1])
+            x, y = mnist.train.shaped((784,)).batch(minibatches[record["minibatch"]][0][i : i + 1])
             rule = recipe.learning_rule([member])
             rates = {
                 n: member.learning_rates[int(n.split(".")[1])] for n in at if n not in recipe.frozen

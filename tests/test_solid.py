@@ -5,6 +5,7 @@ in a process of its own.
 """
 
 import copy
+import dataclasses
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ import torch
 import eqprop
 from eqprop import engines, memory
 from eqprop.cli import main
-from eqprop.data import Split
+from eqprop.data import Normalisation, Split
 from eqprop.engines import NativeEngine, ReferenceEngine
 from eqprop.memory import NotEnoughMemory
 from tests.cuda_on_cpu import NaiveEngine
@@ -180,6 +181,21 @@ def test_a_split_is_read_as_what_it_is(kind, images, labels):
 
 
 @pytest.mark.parametrize("kind", EVERY)
+def test_a_normalised_split_is_read_as_what_it_is(kind):
+    """Not as bytes, which hold no normalisation."""
+    split = dataclasses.replace(
+        a_split().shaped((2, 3)), normalisation=Normalisation((0.5, 0.2), (0.5, 0.3))
+    )
+    engine, slow = (an_engine(a_network(), k) for k in (kind, "reference"))
+    engine.run(split.shaped((SIZES[0],)), INDEX)
+    for index in INDEX:
+        x = split.images[index].double() / 255
+        x[:, 0], x[:, 1] = (x[:, 0] - 0.5) / 0.5, (x[:, 1] - 0.2) / 0.3
+        slow.step(x.flatten(1), split.labels[index].long())
+    assert distance(engine, slow) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", EVERY)
 def test_what_is_no_split_or_no_index_is_refused(kind):
     engine, split = an_engine(a_network(), kind), a_split()
 
@@ -189,8 +205,9 @@ def test_what_is_no_split_or_no_index_is_refused(kind):
 
     for wrong, words in (
         (changed(images=split.images[:20]), r"images \[20, 6\] and labels \[40\]"),
-        (changed(images=split.images[:, :3, None]), r"images \[40, 3, 1\]"),
-        (changed(images=split.images[:, :3]), "width 3"),
+        (changed(images=split.images[:, 0]), r"images \[40\] and labels \[40\]"),
+        (changed(images=split.images[..., None]), r"images \[6, 1\], .* split.shaped\(\(6,\)\)"),
+        (changed(images=split.images[:, :3]), r"images \[3\], but the network takes \[6\]"),
         (changed(labels=split.labels.double()), "must be integers"),
         (changed(labels=split.labels.long() - 1), "not below"),
         (changed(labels=split.labels.long() + 1), "not below"),

@@ -184,7 +184,7 @@ def _data_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--data",
         metavar="DIR",
-        help="folder of the idx files (default: where the run looked, EQPROP_DATA, the cache, …)",
+        help="folder of the data files (default: where the run looked, EQPROP_DATA, the cache, …)",
     )
 
 

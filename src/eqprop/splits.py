@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,17 +20,72 @@ class DataError(ValueError):
     """A data set that cannot be had or used: one line that says what is wrong and what to do."""
 
 
+@dataclass(frozen=True)
+class Normalisation:
+    """x ← (x − mean) / std, with one number per channel or one for all.
+
+    The channels are the first axis of an image. A flattened image holds them one after another, so
+    it is normalised alike.
+
+    Args:
+        mean: what is subtracted, one number per channel. A single number is read as a tuple of one.
+        std: what it is divided by, as many numbers, each above 0.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            numbers = torch.as_tensor(getattr(self, name), dtype=torch.float64).flatten().tolist()
+            if not numbers or not all(map(math.isfinite, numbers)):
+                raise DataError(f"normalisation: {name} must hold finite numbers, not {numbers}")
+            object.__setattr__(self, name, tuple(numbers))
+        if len(self.mean) != len(self.std):
+            raise DataError(
+                f"normalisation: mean has {len(self.mean)} numbers, but std {len(self.std)}: "
+                "give one of each per channel, or one for all"
+            )
+        if min(self.std) <= 0:
+            raise DataError(f"normalisation: std must be above 0, not {min(self.std):g}")
+
+    @classmethod
+    def of(cls, split: Split) -> Self:
+        """Mean and standard deviation of a split, per channel; over all numbers of flat images."""
+        channels = split.image_shape[0] if len(split.image_shape) > 1 else 1
+        plain = replace(split, normalisation=None)
+        parts = []
+        for index in torch.arange(len(split), device=split.images.device).split(500):
+            x = plain.batch(index, torch.float64)[0].reshape(len(index), channels, -1)
+            parts.append(torch.stack(torch.var_mean(x, dim=-1, correction=0)))
+        variances, means = torch.cat(parts, dim=1)  # of each image, [n, channels]
+        mean = means.mean(0)
+        std = (variances + (means - mean) ** 2).mean(0).sqrt()
+        # Nine digits: the last ones depend on the machine, and fingerprints must not.
+        return cls(*(tuple(float(f"{v:.9g}") for v in found.tolist()) for found in (mean, std)))
+
+    def __call__(self, x: Tensor, axes: int) -> Tensor:
+        """Normalise images, the last `axes` axes of x; return the same shape."""
+        mean, std = (
+            torch.tensor(numbers, dtype=x.dtype, device=x.device)[:, None]
+            for numbers in (self.mean, self.std)
+        )
+        channels = x.reshape(*x.shape[: x.ndim - axes], len(self.mean), -1)
+        return ((channels - mean) / std).reshape(x.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images [n, inputs] and their labels [n], integers below `classes`.
+    """Images [n, *shape] and their labels [n], integers below `classes`.
 
-    Images are bytes (uint8), read as pixels / 255, or floats, read as they are. Labels are kept as
-    bytes where they fit.
+    Images are bytes (uint8), read as pixels / 255, or floats, read as they are; then they are
+    normalised, if there is a normalisation. Labels are kept as bytes where they fit.
     """
 
     images: Tensor
     labels: Tensor
     classes: int
+    normalisation: Normalisation | None = None
 
     def __post_init__(self) -> None:
         self._check()
@@ -45,10 +101,10 @@ class Split:
             raise DataError(f"images must be uint8 or floats, not {images.dtype}")
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise DataError(f"labels must be integers, one class per image, not {labels.dtype}")
-        if images.ndim != 2 or labels.ndim != 1 or len(images) != len(labels):
+        if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels):
             raise DataError(
                 f"images {list(images.shape)} and labels {list(labels.shape)} must have the "
-                "shapes [n, inputs] and [n]"
+                "shapes [n, *shape] and [n]"
             )
         if images.device != labels.device:
             raise DataError(f"images are on {images.device}, but labels on {labels.device}")
@@ -56,6 +112,11 @@ class Split:
             raise DataError(f"images are empty: {list(images.shape)}")
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
             raise DataError(f"classes must be a positive integer, not {classes!r}")
+        if self.normalisation and images.shape[1] % len(self.normalisation.mean):
+            raise DataError(
+                f"normalisation has {len(self.normalisation.mean)} numbers, but images are "
+                f"{list(self.image_shape)}: give one per channel (the first axis), or one for all"
+            )
         if images.device.type == "meta":  # without values
             return
         low, high = int(labels.min()), int(labels.max())
@@ -68,24 +129,46 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.images.shape[1:])
+
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """Shape and SHA-256 of the samples, as plain values."""
+        """Size and SHA-256 of the samples, as plain values: the same for every shape of images."""
         sha256 = hashlib.sha256()
         for tensor in (self.images, self.labels):
             sha256.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
-        return {
-            "images": list(self.images.shape),
+        found = {
+            "images": [len(self), math.prod(self.image_shape)],
             "dtype": str(self.images.dtype).removeprefix("torch."),
             "classes": self.classes,
             "sha256": sha256.hexdigest(),
         }
+        if self.normalisation:
+            found["normalisation"] = {
+                "mean": list(self.normalisation.mean),
+                "std": list(self.normalisation.std),
+            }
+        return found
 
     def head(self, n: int) -> Self:
         """The first n samples."""
         if not 1 <= n <= len(self):
             raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
         return self if n == len(self) else self._with(self.images[:n], self.labels[:n])
+
+    def shaped(self, shape: tuple[int, ...]) -> Self:
+        """The same samples as images [n, *shape], a view where the memory allows it."""
+        if shape == self.image_shape:
+            return self
+        here, there = math.prod(self.image_shape), math.prod(shape)
+        if here != there:
+            raise DataError(
+                f"images {list(self.image_shape)} hold {here} numbers, but the network takes "
+                f"{list(shape)}, {there} of them: choose other data or another network"
+            )
+        return self._with(self.images.reshape(len(self), *shape), self.labels)
 
     def to(self, device: torch.device | str) -> Self:
         return self._with(self.images.to(device), self.labels.to(device))
@@ -96,24 +179,42 @@ class Split:
     def batch(self, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Inputs and one-hot targets of the samples at `index` [*, batch].
 
-        Returns x [*, batch, inputs] and y [*, batch, classes].
+        Returns x [*, batch, *shape] and y [*, batch, classes].
         """
         x = self.images[index].to(dtype)
         if self.images.dtype == torch.uint8:
             x = x / 255
+        if self.normalisation:
+            x = self.normalisation(x, len(self.image_shape))
         y = one_hot(self.labels[index].long(), self.classes).to(dtype)
         return x, y
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A split to train on and one to test on."""
+    """A split to train on and one to test on, with images of one shape."""
 
     name: str
     train: Split
     test: Split
-    image_shape: tuple[int, ...]
     folder: str | None = None  # where its files lie, if that was said and not found out
+
+    def __post_init__(self) -> None:
+        train, test = self.train.image_shape, self.test.image_shape
+        if train != test:
+            raise DataError(f"images to train on are {train}, but those to test on {test}")
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.train.image_shape
+
+    def shaped(self, shape: tuple[int, ...]) -> Self:
+        return replace(self, train=self.train.shaped(shape), test=self.test.shaped(shape))
+
+    def normalised(self, by: Normalisation) -> Self:
+        """Both splits with the same normalisation, for example `Normalisation.of(self.train)`."""
+        train, test = (replace(split, normalisation=by) for split in (self.train, self.test))
+        return replace(self, train=train, test=test)
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
@@ -134,23 +235,20 @@ def dataset_of(
 
     `given` is a Dataset; or a pair (train, test) of samples; or samples that serve as both. Samples
     are a Split, a pair (x, y) of arrays or tensors, or a `torch.utils.data.Dataset` of such pairs,
-    which is read as a whole. x is [n, ...] of uint8 (read as pixels / 255) or floats (read as they
-    are), y the classes [n]. Without `classes` there are as many as the largest label says.
+    which is read as a whole. x is [n, *shape] of uint8 (read as pixels / 255) or floats (read as
+    they are), y the classes [n]. Without `classes` there are as many as the largest label says.
     """
     if isinstance(given, Dataset):
         return given
     both: Any = given
     train, test = both if _is_pair(both) and not _is_array(both[0]) else (both, both)
-    parts = [_arrays(train)]
-    parts.append(parts[0] if test is train else _arrays(test))
-    shapes = [tuple(images.shape[1:]) for images, _ in parts]
-    if shapes[0] != shapes[1]:
-        raise DataError(f"images to train on are {shapes[0]}, but those to test on {shapes[1]}")
+    parts = [_parts(train)]
+    parts.append(parts[0] if test is train else _parts(test))
     if classes is None:
-        classes = 1 + max(int(labels.max()) for _, labels in parts)
-    splits = [Split(images.flatten(1), labels, classes) for images, labels in parts]
+        classes = 1 + max(int(labels.max()) for _, labels, _ in parts)
+    splits = [Split(images, labels, classes, by) for images, labels, by in parts]
     name = type(train).__name__ if isinstance(train, torch.utils.data.Dataset) else "tensors"
-    return Dataset(name, splits[0], splits[1], shapes[0])
+    return Dataset(name, splits[0], splits[1])
 
 
 def _is_pair(value: Any) -> bool:
@@ -161,10 +259,10 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray))
 
 
-def _arrays(samples: Any) -> tuple[Tensor, Tensor]:
-    """Images [n, ...] and labels [n]."""
+def _parts(samples: Any) -> tuple[Tensor, Tensor, Normalisation | None]:
+    """Images [n, *shape], labels [n] and the normalisation, if there is one."""
     if isinstance(samples, Split):
-        return samples.images, samples.labels
+        return samples.images, samples.labels, samples.normalisation
     if isinstance(samples, torch.utils.data.Dataset):
         samples = _read(samples)
     if not _is_pair(samples) or not _is_array(samples[0]):
@@ -177,8 +275,8 @@ def _arrays(samples: Any) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"data: {str(error).splitlines()[0]}") from None
     if images.ndim < 2:
-        raise DataError(f"images have shape {list(images.shape)}, but must be [n, ...]")
-    return images, labels
+        raise DataError(f"images have shape {list(images.shape)}, but must be [n, *shape]")
+    return images, labels, None
 
 
 def _read(dataset: torch.utils.data.Dataset[Any]) -> tuple[Tensor, Tensor]:

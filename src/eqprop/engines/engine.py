@@ -171,8 +171,9 @@ class Engine(ABC):
         return learn_plainly(self.model, self.rule, self.rates, self.cost, x, y, sign)
 
     def _gather(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts | None:
-        """All minibatches in one go, where the engine can and the split holds bytes."""
-        bytes_ = split.images.dtype == torch.uint8 and split.classes <= 256
+        """All minibatches in one go, where the engine can and the split holds flat plain bytes."""
+        plain = split.images.ndim == 2 and split.normalisation is None
+        bytes_ = plain and split.images.dtype == torch.uint8 and split.classes <= 256
         if not (self.gathers and bytes_ and split.classes == self.model.layer_sizes[-1]):
             return None
         images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
@@ -263,10 +264,10 @@ class Engine(ABC):
             raise ValueError(
                 f"index has shape {shape}, but must be [minibatches, {members}batch], none 0"
             )
-        if images.ndim != 2 or labels.ndim != 1 or len(images) != len(labels):
+        if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels):
             raise ValueError(
                 f"the split has images {list(images.shape)} and labels {list(labels.shape)}: they "
-                "must be [n, inputs] and [n]"
+                "must be [n, *shape] and [n]"
             )
         if int(index.min()) < 0 or int(index.max()) >= len(labels):
             raise IndexError(f"index goes beyond the {len(labels)} samples of the split")
@@ -275,9 +276,11 @@ class Engine(ABC):
                 raise ValueError(
                     f"the {name} of the split are on {tensor.device}: move it to {self.device}"
                 )
-        if net.input_size not in (None, images.shape[-1]):
-            width = images.shape[-1]
-            raise ValueError(f"x has width {width}, but the network has {net.input_size} inputs")
+        if net.input_size is not None and list(images.shape[1:]) != [net.input_size]:
+            raise ValueError(
+                f"the split has images {list(images.shape[1:])}, but the network takes "
+                f"{[net.input_size]}: give it split.shaped(({net.input_size},))"
+            )
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise ValueError(f"the labels of the split must be integers, not {labels.dtype}")
         low, high = torch.aminmax(labels)

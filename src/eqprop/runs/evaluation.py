@@ -56,6 +56,7 @@ def measure(
 
     E is the number of networks, in the row-major order of the ensemble; 1 for a single one.
     """
+    split = split.shaped((net.input.size,))
     E, classes, cost = math.prod(net.ensemble), split.classes, SquaredError()
     chunk = engine.relaxes if engine is not None else 1000
     device = next(net.parameters()).device

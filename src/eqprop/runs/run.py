@@ -93,10 +93,10 @@ def train(
 
     Args:
         recipe: a name from `eqprop recipes`, a TOML file, or a Recipe.
-        data: the recipe's own by default. A name ("mnist"), a folder of idx files, a Dataset, a
+        data: the recipe's own by default. A name ("mnist"), a folder of its files, a Dataset, a
             pair (train, test), or samples that serve as both. Samples are a pair (x, y) of tensors
-            or arrays, x [n, ...] of bytes (read as pixels / 255) or floats, y the classes [n]; or
-            a `torch.utils.data.Dataset`.
+            or arrays, x [n, *shape] of bytes (read as pixels / 255) or floats, y the classes [n];
+            or a `torch.utils.data.Dataset`.
         folder: keep everything there: metrics, checkpoints, logs. Then the folder is locked, and
             in the main thread Ctrl-C saves and raises `Interrupted`. Without a folder nothing is
             written, locked or caught.

@@ -390,7 +390,7 @@ def check_fits(data: Dataset, recipe: Recipe) -> None:
 
 
 def fitting(data: Dataset, recipe: Recipe) -> Dataset:
-    """The samples that a recipe asks for, of a data set that fits its layers."""
+    """The samples that a recipe asks for, in the shape of its inputs."""
     check_fits(data, recipe)
     train, test = data.train, data.test
     for name, split in (("train_samples", train), ("test_samples", test)):
@@ -401,7 +401,7 @@ def fitting(data: Dataset, recipe: Recipe) -> Dataset:
         data,
         train=train.head(recipe.train_samples or len(train)),
         test=test.head(recipe.test_samples or len(test)),
-    )
+    ).shaped((recipe.layers[0],))
 
 
 def _rounded(value: Any) -> Any:

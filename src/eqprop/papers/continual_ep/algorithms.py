@@ -188,7 +188,7 @@ class FourAlgorithms(Computed):
     needs = "a minute on one core; quick 10 s"
 
     def compute(self, order: Order) -> dict[str, Any]:
-        train = data.load("mnist", order.data).train
+        train = data.load("mnist", order.data).train.shaped((784,))
         x, y = train.batch(torch.arange(SAMPLES), torch.float64)
         found = []
         for setting in _settings(order.quick):

