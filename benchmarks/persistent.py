@@ -51,9 +51,7 @@ def engine(
     T, K = recipe.free_steps + more[0], recipe.nudged_steps + more[1]
     recipe = replace(recipe, free_steps=T, nudged_steps=K)
     plain = rows.engine(recipe, "telescoped", "cuda")
-    return PersistentEngine(
-        plain.model, plain.rule, plain.rates, plain.cost, cluster or None, profile
-    )
+    return PersistentEngine(plain.job, cluster or None, profile)
 
 
 def measure(case: str, train: Split) -> dict[str, Any]:

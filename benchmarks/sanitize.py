@@ -35,7 +35,7 @@ def exercise() -> None:
             net = eqprop.layered(*sizes, tied=tied, ensemble=(2,), dtype=torch.float32).cuda()
             rule = kind(beta=0.3, free_steps=4, nudged_steps=2)
             plain = eqprop.make_engine(net, rule, 0.01, "reference")
-            engine = PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost)
+            engine = PersistentEngine(plain.job)
             x = torch.rand(2, 20, sizes[0], device="cuda")
             y = torch.eye(sizes[-1], device="cuda")[torch.arange(20) % sizes[-1]]
             engine.step(x, y)

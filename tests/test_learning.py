@@ -66,9 +66,9 @@ def test_rule_that_points_uphill_does_not_learn(
 ) -> None:
     descend = descent.descend
 
-    def ascend(model: Any, stream: Any, rates: Any, rescale: Any) -> None:
+    def ascend(stream: Any, mover: Any, share: Any) -> None:
         uphill = ({key: -value for key, value in gradients.items()} for gradients in stream)
-        descend(model, uphill, rates, rescale)
+        descend(uphill, mover, share)
 
     monkeypatch.setattr(descent, "descend", ascend)
     assert min(train(name, seeds=1, engine="reference")) > BROKEN

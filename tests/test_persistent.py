@@ -13,7 +13,7 @@ import eqprop
 from eqprop import engines
 from eqprop.data import Split
 from eqprop.engines import TelescopedEngine, persistent
-from eqprop.engines.persistent import PersistentEngine, limits
+from eqprop.engines.persistent import PersistentEngine
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
 from tests.test_engines import (
     DISCRETE_RULES,
@@ -101,7 +101,7 @@ def build_pair(rule, device, sizes, members, cluster, dtype=torch.float64, **mor
     slow = eqprop.make_engine(copy.deepcopy(net), cls(**options), rates, "reference")
     plain = eqprop.make_engine(net.to(place(device)), cls(**options), rates, "reference")
     kinds = {"cuda": PersistentEngine, "cpu": EmulatedEngine, "naive": NaiveEngine}
-    return slow, kinds[device](plain.model, plain.rule, plain.rates, plain.cost, cluster)
+    return slow, kinds[device](plain.job, cluster)
 
 
 def no_reference(*_):
@@ -321,7 +321,7 @@ def test_an_ensemble_of_settings_without_biases(rule, sizes, cluster, device):
     slow = eqprop.make_engine(copy.deepcopy(net), cls(**options), rates, "reference")
     plain = eqprop.make_engine(net.to(place(device)), cls(**options), rates, "reference")
     kinds = {"cuda": PersistentEngine, "cpu": EmulatedEngine, "naive": NaiveEngine}
-    fast = kinds[device](plain.model, plain.rule, plain.rates, plain.cost, cluster)
+    fast = kinds[device](plain.job, cluster)
     x, y = minibatch(0, sizes, 4, 7)
     x, y = x.reshape(2, 2, 7, -1), y.reshape(2, 2, 7, -1)
     a, b = slow.step(x, y), fast.step(x.to(place(device)), y.to(place(device)))
@@ -343,7 +343,7 @@ def test_frozen_parameters_do_not_move_by_a_bit(rule, sizes, cluster, dtype, dev
     for frozen in (names[::2], names[1::2]):
         there = copy.deepcopy(net).to(place(device))
         plain = eqprop.make_engine(there, cls(**options), 0.1, "reference", frozen=frozen)
-        fast = kind(plain.model, plain.rule, plain.rates, plain.cost, cluster)
+        fast = kind(plain.job, cluster)
         x, y = minibatch(0, sizes, 2, 7, dtype)
         fast.step(x.to(place(device)), y.to(place(device)))
         for (name, p), q in zip(fast.model.named_parameters(), net.parameters(), strict=True):
@@ -357,8 +357,8 @@ def test_a_minibatch_that_does_not_fit_goes_to_the_captured_graph_which_is_said_
     if device == "cuda":
         auto = eqprop.make_engine(fast.model, fast.rule, [0.02, 0.04])
     else:
-        slower = TelescopedEngine(fast.model, fast.rule, fast.rates, fast.cost)
-        auto = EmulatedEngine(fast.model, fast.rule, fast.rates, fast.cost, 2, slower=slower)
+        slower = TelescopedEngine(fast.job)
+        auto = EmulatedEngine(fast.job, 2, slower=slower)
     split = bytes_of(200, 9, 5)
     there = bytes_of(200, 9, 5, place(device))
     index = torch.randint(200, (3, 2, 41), generator=torch.Generator().manual_seed(0))
@@ -387,6 +387,10 @@ def test_a_network_it_cannot_hold_is_named():
     rule = eqprop.EP(beta=0.3, free_steps=4, nudged_steps=2)
     with pytest.raises(ValueError, match="not on a GPU"):
         eqprop.make_engine(eqprop.layered(9, 8, 5), rule, 0.1, "persistent")
+
+    def limits(net, rule):
+        return PersistentEngine.limit(eqprop.make_engine(net, rule, 0.1, "reference").job)
+
     assert limits(eqprop.layered(9, 8, 5), rule) is None
     assert limits(eqprop.layered(9, 512, 8, 5), rule) is None
     assert "512 neurons" in limits(eqprop.layered(9, 513, 8, 5), rule)
@@ -417,7 +421,7 @@ def test_a_gpu_without_place_for_a_cluster_is_named(monkeypatch):
         plain = eqprop.make_engine(
             eqprop.layered(*sizes, ensemble=(members,)), rule, 0.1, "reference"
         )
-        engine = PersistentEngine(plain.model, plain.rule, plain.rates, plain.cost)
+        engine = PersistentEngine(plain.job)
         return engine.kernel(20)
 
     assert kernel(9, 512, 5).cluster == 8

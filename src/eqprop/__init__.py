@@ -27,11 +27,14 @@ from eqprop.dynamics import NonFinite, NonFiniteState, NotSettled, Relaxation, r
 from eqprop.engines import make_engine
 from eqprop.model import Model
 from eqprop.network import Input, Layer, Network, layered
+from eqprop.nudging import Centred, Holomorphic, Nudging, OneSided, RandomSign
 from eqprop.primitive import Primitive, VectorField, toy_model
+from eqprop.readouts import CrossEntropy, OutputLayer, Readout
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule, Step
 from eqprop.runs import Run, evaluate, load, train
 from eqprop.synapses import Conv2d, Dense, Synapses
 from eqprop.timesteps import Discrete, RealTime
+from eqprop.updates import SGD, Optimiser, Update
 
 __version__ = "0.1.0"
 
@@ -39,14 +42,18 @@ __all__ = [
     "BPTT",
     "EP",
     "RBP",
+    "SGD",
     "VF",
     "Activation",
+    "Centred",
     "ContinualEP",
     "ContinualVF",
     "Conv2d",
+    "CrossEntropy",
     "Dense",
     "Discrete",
     "GddReport",
+    "Holomorphic",
     "Input",
     "Layer",
     "Model",
@@ -54,8 +61,14 @@ __all__ = [
     "NonFinite",
     "NonFiniteState",
     "NotSettled",
+    "Nudging",
+    "OneSided",
+    "Optimiser",
+    "OutputLayer",
     "Primitive",
     "Process",
+    "RandomSign",
+    "Readout",
     "RealTime",
     "Relaxation",
     "Rule",
@@ -64,6 +77,7 @@ __all__ = [
     "Step",
     "Synapses",
     "Tolerances",
+    "Update",
     "VectorField",
     "angle",
     "evaluate",

@@ -20,12 +20,14 @@ class Activation:
         value: σ.
         derivative: σ'. Default None: `torch.func.grad` supplies it.
         bounds: the values between which σ lies. Default None: there are none.
+        holomorphic: whether σ is an analytic function that takes complex numbers. Default False.
     """
 
     name: str
     value: Elementwise
     derivative: Elementwise | None = None
     bounds: tuple[float, float] | None = None
+    holomorphic: bool = False
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.value(v)
@@ -63,10 +65,10 @@ def _identity(v: Tensor) -> Tensor:
     return v
 
 
-SIGMOID = Activation("sigmoid", _sigmoid, _sigmoid_slope, (0.0, 1.0))
-TANH = Activation("tanh", torch.tanh, _tanh_slope, (-1.0, 1.0))
+SIGMOID = Activation("sigmoid", _sigmoid, _sigmoid_slope, (0.0, 1.0), holomorphic=True)
+TANH = Activation("tanh", torch.tanh, _tanh_slope, (-1.0, 1.0), holomorphic=True)
 HARD_SIGMOID = Activation("hard_sigmoid", _hard_sigmoid, _hard_sigmoid_slope, (0.0, 1.0))
-IDENTITY = Activation("identity", _identity, torch.ones_like)
+IDENTITY = Activation("identity", _identity, torch.ones_like, holomorphic=True)
 
 ACTIVATIONS = {a.name: a for a in (SIGMOID, TANH, HARD_SIGMOID, IDENTITY)}
 

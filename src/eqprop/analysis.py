@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost
 from eqprop.dynamics import Relaxation
-from eqprop.engines.descent import LearningRates, descend, resolve_rates
-from eqprop.model import Gradients, Model
+from eqprop.engines.descent import LearningRates, resolve_rates
+from eqprop.initial import angle_between
+from eqprop.model import Model
 from eqprop.rules import BPTT, Rule, Step, total
-from eqprop.synapses import angle_between
+from eqprop.types import Gradients
+from eqprop.updates import Descent
 
 
 def angle(a: Tensor | Gradients, b: Tensor | Gradients, ensemble: Sequence[int] = ()) -> Tensor:
@@ -125,7 +127,7 @@ def time_resolved(
     rule: Rule,
     x: Tensor,
     y: Tensor,
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
     *,
     learning_rates: LearningRates | None = None,
 ) -> Process:
@@ -138,7 +140,7 @@ def time_resolved(
         rule: the learning rule.
         x: inputs, [batch, n] or [*ensemble, batch, n].
         y: targets, [batch, n] or [*ensemble, batch, n].
-        cost: ℓ(output, y), one value per sample. Default: `SquaredError()`.
+        cost: ℓ(output, y) of the last layer. Default None: the model's read-out.
         learning_rates: those of training, as `make_engine` takes them. With them, a continual rule
             moves θ during the phase as training does: by η, or by rescale·η if the rule rescales.
             Any other rule updates θ once, after the phase, so θ stays fixed; and so it does without
@@ -163,7 +165,7 @@ def total_update(
     rule: Rule,
     x: Tensor,
     y: Tensor,
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
     *,
     learning_rates: LearningRates | None = None,
 ) -> Gradients:
@@ -186,7 +188,7 @@ class _Moving(Iterator[Step]):
         rule: Rule,
         x: Tensor,
         y: Tensor,
-        cost: Cost,
+        cost: Cost | None,
         learning_rates: LearningRates | None,
     ) -> None:
         self._model = copy.deepcopy(model)
@@ -198,10 +200,11 @@ class _Moving(Iterator[Step]):
         self._steps = rule.steps(self._model, x, y, cost, sign=as_given)
         self.free = self._steps.free
         self._latest: Gradients | None = None
+        self._mover = Descent(self._model, self._rates)
 
     def __next__(self) -> Step:
         if self._latest is not None:
-            descend(self._model, [self._latest], self._rates)
+            self._mover.move(self._latest)
         step = next(self._steps)
         self._latest = step.synapses
         return step
@@ -293,7 +296,7 @@ def gddcheck(
     rule: Rule,
     x: Tensor,
     y: Tensor,
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
     *,
     learning_rates: LearningRates | None = None,
     tolerances: Tolerances = Tolerances(),  # noqa: B008 (frozen)
@@ -309,7 +312,7 @@ def gddcheck(
         rule: the learning rule, with `free_steps` no fewer than K.
         x: inputs, [batch, n] or [*ensemble, batch, n].
         y: targets, [batch, n] or [*ensemble, batch, n].
-        cost: ℓ(output, y), one value per sample. Default: `SquaredError()`.
+        cost: ℓ(output, y) of the last layer. Default None: the model's read-out.
         learning_rates: as `make_engine` takes them. They move the weights during the phase where
             training does, under a continual rule; the report says whether they moved. Default
             None: weights held still.

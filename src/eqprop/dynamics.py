@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost, cost_gradient
-from eqprop.model import Model, State, beside, per_member
+from eqprop.model import Model, beside, per_member
+from eqprop.nudging import Beta
+from eqprop.readouts import Readout
+from eqprop.types import State
 
 
 class NonFinite(ArithmeticError):
@@ -175,14 +177,15 @@ def _largest_change(s: State, s_next: State, ensemble_axes: int) -> Tensor:
 
 
 def nudged_step(
-    model: Model, x: Tensor, y: Tensor, s: State, beta: float | Tensor, cost: Cost, step: int
+    model: Model, x: Tensor, y: Tensor, s: State, beta: Beta, readout: Readout, step: int
 ) -> State:
-    """Step number `step` of the second phase. Only the output layer feels the nudge."""
-    *hidden, output = model(x, s)
-    strength = per_member(beta, output, model.ensemble) * model.nudge_scale
-    s_next = (*hidden, output - strength * cost_gradient(cost, model.output(s), y))
-    check_finite(model, s_next, step, "nudged")
-    return s_next
+    """Step number `step` of the second phase. The layers that the read-out nudges feel β."""
+    s_next = list(model(x, s))
+    for i, gradient in readout.nudge(s, y).items():
+        strength = per_member(beta, gradient, model.ensemble) * model.nudge_scale
+        s_next[i] = s_next[i] - strength * gradient
+    check_finite(model, tuple(s_next), step, "nudged")
+    return tuple(s_next)
 
 
 def check_finite(model: Model, s: State, step: int, phase: str) -> None:

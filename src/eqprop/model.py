@@ -5,20 +5,18 @@ The state s is explicit: a tuple of one tensor [*ensemble, batch, *shape] per la
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from eqprop.readouts import Readout
+from eqprop.types import Gradients, Held, Shape, State
 from eqprop.update_slope import UpdateSlope
-
-State = tuple[Tensor, ...]
-Parameters = dict[str, Tensor]  # by name, as in named_parameters()
-Shape = tuple[int, ...]  # of one sample of a layer or of the input; (n,) where it is flat
-Held = dict[int, Tensor]  # the drive on each layer that the input alone gives
-Gradients = dict[str, Tensor]  # one for each parameter, uphill on the loss
 
 
 class Model(nn.Module, ABC):
@@ -31,7 +29,8 @@ class Model(nn.Module, ABC):
     layer_shapes: tuple[Shape, ...]
     input_shape: Shape | None  # None: one axis of any width
     ensemble: tuple[int, ...]
-    seeds: tuple[int, ...]  # one a member
+    seeds: tuple[int, ...]  # one per member
+    readout: Readout  # what it answers, and how it is nudged
     nudge_scale: float  # ε of the nudge: s' = F − β ε ∂ℓ/∂s
 
     @abstractmethod
@@ -103,7 +102,21 @@ class Model(nn.Module, ABC):
         )
 
     def output(self, s: State) -> Tensor:
-        return s[-1]
+        """What the network answers, [*ensemble, batch, n]."""
+        return self.readout.output(s)
+
+    def parameter_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters that share a learning rate where rates are given as a list,
+        input to output. Empty where the model has no such order.
+        """
+        return ()
+
+    def check_holomorphic(self) -> None:
+        """Raise where F or the read-out is not an analytic function of the state."""
+        raise ValueError(
+            f"Holomorphic needs a Network: a {type(self).__name__} is differentiated by autograd, "
+            "which conjugates complex numbers; use Centred"
+        )
 
     def check_input(self, x: Tensor) -> None:
         expected = self.input_shape
@@ -184,7 +197,7 @@ def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:
 
 def as_shape(name: str, size: int | Sequence[int]) -> Shape:
     """The shape of a layer, from a shape or from a number of neurons."""
-    shape = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else (size,)
+    shape = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     if not shape or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(
             f"layer {name!r}: size must be a positive integer, not {size!r}, or a shape of them"
@@ -197,11 +210,22 @@ def mean_over_batch(summed: Gradients, batch: int) -> Gradients:
     return {name: gradient / batch for name, gradient in summed.items()}
 
 
-def per_member(value: float | Tensor, like: Tensor, ensemble: tuple[int, ...]) -> float | Tensor:
+Number = TypeVar("Number", float, complex)
+
+
+def per_member(value: Number | Tensor, like: Tensor, ensemble: tuple[int, ...]) -> Number | Tensor:
     """One value per member, shaped so that it multiplies `like` of shape [*ensemble, ...]."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     return beside(value.reshape(ensemble), like).to(like)
+
+
+def complex_copy(model: Model) -> Model:
+    """A copy whose parameters are complex numbers."""
+    copied = copy.deepcopy(model)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data + 0j
+    return copied
 
 
 def beside(members: Tensor, like: Tensor) -> Tensor:

@@ -14,19 +14,12 @@ from torch import Tensor, nn
 from eqprop import memory
 from eqprop.activations import IDENTITY, Activation, Elementwise, as_activation
 from eqprop.colouring import colours
-from eqprop.model import (
-    Gradients,
-    Held,
-    Model,
-    Shape,
-    State,
-    as_shape,
-    check_ensemble,
-    mean_over_batch,
-)
+from eqprop.model import Model, as_shape, check_ensemble, mean_over_batch
+from eqprop.readouts import OutputLayer, Readout
 from eqprop.seeds import member_seeds
 from eqprop.synapses import INPUT, Dense, Init, Synapses
 from eqprop.timesteps import Discrete, RealTime, Timesteps
+from eqprop.types import Gradients, Held, Shape, State
 from eqprop.update_slope import UpdateSlope
 
 DRAWING = 3 * 8  # bytes per weight while one member is drawn: some float64 in between
@@ -84,13 +77,15 @@ class Layer:
 class Network(Model):
     """The transition function F(x, s, θ) of any topology of layers and synapses.
 
-    A `torch.nn.Module`. Every parameter is [*ensemble, ...], every state [*ensemble, batch, *shape].
+    A `torch.nn.Module`. Parameters are [*ensemble, ...], states [*ensemble, batch, *shape].
 
     Args:
         layers: the `Input`, then one `Layer` or more; the last is the output.
         synapses: `Dense(...)`, `Conv2d(...)` and others, which name the layers that they join.
         time: `Discrete()` (default), or `RealTime(dt)`.
         activation: σ of the layers that name none. Default "sigmoid".
+        readout: what the network answers, and how it is nudged: `OutputLayer()` (default: squared
+            error on the last layer), `CrossEntropy(classes)`, or one of your own.
         ensemble: how many networks it holds, as a number or a shape. Default (): one, without an
             ensemble axis.
         seed: of the initial weights and of the signs of β. Member i has seed + i; or one per
@@ -107,6 +102,7 @@ class Network(Model):
         *,
         time: Timesteps = Discrete(),  # noqa: B008 (frozen)
         activation: Activation | str | Elementwise = "sigmoid",
+        readout: Readout | None = None,
         ensemble: int | Sequence[int] = (),
         seed: int | Sequence[int] = 0,
         dtype: torch.dtype = torch.float32,
@@ -136,6 +132,10 @@ class Network(Model):
         )
         self._ends = self._connect(synapses, dtype)
         self.synapses = nn.ModuleList(synapses)  # type: ignore[assignment]
+        self.readout = OutputLayer() if readout is None else readout
+        if not isinstance(self.readout, Readout):
+            raise ValueError(f"readout must be CrossEntropy(...) or another, not {readout!r}")
+        self.readout.build(self.layer_shapes, self.ensemble, self.seeds, dtype)
 
     def _connect(
         self, synapses: Sequence[Synapses], dtype: torch.dtype
@@ -165,6 +165,11 @@ class Network(Model):
         for k, (synapse, pair) in enumerate(zip(synapses, joined, strict=True)):
             synapse.build(pair, self.ensemble, self.seeds, f"synapse {k}", dtype)
         return tuple(ends)
+
+    @property
+    def input_size(self) -> int:
+        """How many numbers x has per sample."""
+        return math.prod(self.input.shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -222,7 +227,7 @@ class Network(Model):
             yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
 
     def phi(self, x: Tensor, s: State) -> Tensor:
-        """Φ(x, s, θ), one value per sample (Eqs. model-ep-phi, cep-realtime-phi). Tied synapses only.
+        """Φ(x, s, θ), one value per sample (Eqs. model-ep-phi, cep-realtime-phi); tied synapses.
 
         Every synapse carries the factor ε, the input's too: the paper prints that one without.
         """
@@ -264,6 +269,26 @@ class Network(Model):
             self.time.gain(sigma, s[i], self._is_output(i)) * ds[i]
             for i, sigma in enumerate(self.activations)
         )
+
+    def parameter_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The parameters of each synapse, input to output, then those of the read-out, if any."""
+        groups = [
+            tuple(f"synapses.{k}.{field}" for field, _ in synapse.named_parameters())
+            for k, synapse in enumerate(self.synapses)
+        ]
+        own = tuple(f"readout.{field}" for field, _ in self.readout.named_parameters())
+        return (*groups, own) if own else tuple(groups)
+
+    def check_holomorphic(self) -> None:
+        for name, sigma in zip(self.layer_names, self.activations, strict=True):
+            if not sigma.holomorphic:
+                raise ValueError(
+                    f"Holomorphic needs analytic activations: {sigma.name!r} of layer {name!r} is "
+                    "not known to be one; use Centred, or Activation(..., holomorphic=True)"
+                )
+        for part in (*self.synapses, self.readout):
+            if not part.holomorphic:
+                raise ValueError(f"Holomorphic needs analytic functions, and {part} is none")
 
     def check_update_slope(self, update_slope: str) -> None:
         if update_slope != UpdateSlope.NONE and not isinstance(self.time, Discrete):
@@ -333,11 +358,11 @@ class Network(Model):
     ) -> Network:
         chosen = copy.deepcopy(self)
         chosen.ensemble, chosen.seeds = ensemble, seeds
-        for synapse in chosen.synapses:
-            synapse.ensemble = ensemble
-            for field, parameter in list(synapse.named_parameters()):
+        for part in (*chosen.synapses, chosen.readout):
+            part.ensemble = ensemble  # type: ignore[assignment]
+            for field, parameter in list(part.named_parameters()):
                 own = nn.Parameter(take(parameter).clone(), requires_grad=False)
-                setattr(synapse, field, own)
+                setattr(part, field, own)
         return chosen
 
     def extra_repr(self) -> str:

@@ -8,18 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from eqprop.model import (
-    Gradients,
-    Held,
-    Model,
-    Parameters,
-    State,
-    as_shape,
-    check_ensemble,
-    mean_over_batch,
-    vjp,
-)
+from eqprop.model import Model, as_shape, check_ensemble, mean_over_batch, vjp
+from eqprop.readouts import OutputLayer
 from eqprop.seeds import member_seeds
+from eqprop.types import Gradients, Held, Parameters, State
 from eqprop.update_slope import UpdateSlope
 
 Phi = Callable[[Tensor, State, Parameters], Tensor]
@@ -45,6 +37,7 @@ class _UserModel(Model):
         self.layer_shapes = tuple(as_shape(name, size) for name, size in layers.items())
         self.input_shape = None if inputs is None else as_shape("input", inputs)
         self.nudge_scale = 1.0
+        self.readout = OutputLayer()
         first = next(iter(parameters.values()))
         for name, value in parameters.items():
             if not isinstance(value, Tensor):
@@ -60,6 +53,7 @@ class _UserModel(Model):
                 )
             own = nn.Parameter(value.detach().clone(), requires_grad=False)
             self.register_parameter(name, own)
+        self.readout.build(self.layer_shapes, self.ensemble, self.seeds, self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,8 +88,8 @@ class Primitive(_UserModel):
     F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func`.
 
     Args:
-        phi: Φ(x, s, theta). It gets the state as a tuple of tensors [*ensemble, batch, *shape], one for
-            each entry of `layers`, and the parameters by name; it returns one value per sample.
+        phi: Φ(x, s, theta). It gets the state as a tuple of tensors [*ensemble, batch, *shape], one
+            for each entry of `layers`, and the parameters by name; it returns one value per sample.
         parameters: {name: initial value}, each [*ensemble, ...].
         layers: {name: number of neurons, or a shape}; the last is the output.
         inputs: the width of x, or its shape. Default None: any width.

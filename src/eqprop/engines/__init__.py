@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost
 from eqprop.dynamics import check_steps
 from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
-from eqprop.engines.native import MAX_THREADS, NativeEngine, why_not
-from eqprop.engines.persistent import PersistentEngine, limits
+from eqprop.engines.job import Job
+from eqprop.engines.native import MAX_THREADS, NativeEngine
+from eqprop.engines.persistent import PersistentEngine
 from eqprop.engines.reference import ReferenceEngine
 from eqprop.engines.telescoped import TelescopedEngine
 from eqprop.model import Model
-from eqprop.network import Network
-from eqprop.rules import Rule, TwoPhase
+from eqprop.rules import Rule
+from eqprop.rules.rule import as_readout
+from eqprop.updates import SGD, Update
 
-KINDS = ("auto", "reference", "native", "telescoped", "persistent")
+# by their names, the fastest first: `kind="auto"` takes the first that can run a job
+ENGINES: dict[str, type[Engine]] = {
+    "native": NativeEngine,
+    "persistent": PersistentEngine,
+    "telescoped": TelescopedEngine,
+    "reference": ReferenceEngine,
+}
+KINDS = ("auto", *ENGINES)
 
 
 def make_engine(
@@ -26,7 +35,8 @@ def make_engine(
     learning_rates: LearningRates,
     kind: str = "auto",
     *,
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    update: Update = SGD(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
     frozen: Sequence[str] = (),
     threads: int | None = None,
 ) -> Engine:
@@ -45,8 +55,11 @@ def make_engine(
             "reference" the plain one for any model, "native" the compiled one for layered networks
             on the CPU, "telescoped" the one that a GPU runs as a graph, "persistent" the kernels
             that hold a network with one or two hidden layers on the chip of a GPU.
-        cost: ℓ(output, y), one value per sample. Default: `SquaredError()`; only the reference
-            engine runs another.
+        update: how parameters move along a gradient: `SGD()` (default: plain descent),
+            `SGD(momentum=..., weight_decay=...)`, `Optimiser(torch.optim.Adam)`, or one of your
+            own.
+        cost: ℓ(output, y) of the last layer, one value per sample. Default None: the network's
+            read-out, squared error unless it names another.
         frozen: names of parameters that do not move. Default: none.
         threads: how many threads the compiled engine uses, 1 to 256. Default: one per core.
     """
@@ -60,52 +73,35 @@ def make_engine(
         raise ValueError(f"rule must be a learning rule such as EP(...), not {rule!r}")
     if threads is not None and (type(threads) is not int or not 1 <= threads <= MAX_THREADS):
         raise ValueError(f"threads must be an integer from 1 to {MAX_THREADS}, not {threads!r}")
-    rates = resolve_rates(model, learning_rates, frozen)
-    if kind == "reference":
-        return ReferenceEngine(model, rule, rates, cost)
-    obstacle = why_not(model, rule, cost)
-    if obstacle is not None:
-        if kind != "auto":
-            raise ValueError(f"kind {kind!r} cannot run {obstacle}: use kind='auto'")
-        return ReferenceEngine(model, rule, rates, cost)
-    assert isinstance(model, Network)
-    assert isinstance(rule, TwoPhase)
-    assert isinstance(cost, SquaredError)
+    if not isinstance(update, Update):
+        raise ValueError(f"update must be SGD(...) or another Update, not {update!r}")
     check_steps("free_steps", rule.free_steps, rule.in_turn)
-    device = next(model.parameters()).device.type
-    if kind == "native" or (kind == "auto" and device == "cpu"):
+    if 0 < rule.moving_share < 1 and not update.linear:
+        raise ValueError("rescale needs plain descent: leave out the update")
+    rates = resolve_rates(model, learning_rates, frozen)
+    job = Job(model, rule, rates, as_readout(cost, model), update, threads)
+    if kind != "auto":
+        engine = ENGINES[kind]
+        if (obstacle := engine.obstacle(job)) is not None:
+            raise ValueError(f"kind {kind!r} cannot run {obstacle}: use kind='auto'")
         try:
-            return NativeEngine(model, rule, rates, cost, threads)
+            return engine.make(job, only=True)
         except CannotBuild as error:
-            _go_without("native", "compiled engine", kind, error)
-    if kind == "persistent" or (kind == "auto" and device == "cuda"):
-        try:
-            if device != "cuda":
-                raise CannotBuild("the parameters are not on a GPU")
-            if (limit := limits(model, rule)) is not None:
-                raise CannotBuild(f"it cannot run {limit}")
-            slower = TelescopedEngine(model, rule, rates, cost) if kind == "auto" else None
-            return PersistentEngine(model, rule, rates, cost, slower=slower)
-        except CannotBuild as error:
-            _go_without("persistent", "persistent kernel", kind, error)
-    if rule.tolerance is not None:
-        if kind == "telescoped":
-            raise ValueError("kind 'telescoped' runs exactly free_steps: leave out the tolerance")
-        return ReferenceEngine(model, rule, rates, cost)
-    return TelescopedEngine(model, rule, rates, cost)
-
-
-def _go_without(missing: str, name: str, kind: str, error: CannotBuild) -> None:
-    """An engine that was asked for by its name must be there; another may take its place."""
-    if kind == missing:
-        raise ValueError(f"kind {missing!r}: {error}") from None
-    warn_slower(name, error, stacklevel=3)
+            raise ValueError(f"kind {kind!r}: {error}") from None
+    for name, engine in ENGINES.items():
+        if engine.obstacle(job) is None:
+            try:
+                return engine.make(job, only=False)
+            except CannotBuild as error:
+                warn_slower(f"{name} engine", error, stacklevel=2)
+    raise AssertionError("the reference engine runs any job")
 
 
 __all__ = [
     "KINDS",
     "MAX_THREADS",
     "Engine",
+    "Job",
     "LearningRates",
     "NativeEngine",
     "PersistentEngine",

@@ -1,4 +1,4 @@
-"""Gradient descent along the stream of a rule: the one place where parameters move.
+"""Descent along the stream of a rule.
 
 Alg. cep         θ ← θ + η Δ(t)  at every item
 Alg. debug-cep   θ ← θ + η_tiny Δ(t)  at every item,  then  θ ← θ − Δθ + (η/η_tiny) Δθ
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost
 from eqprop.dynamics import NonFinite, Relaxation
-from eqprop.model import Gradients, Model, per_member
-from eqprop.network import Network
-from eqprop.rules import Continual, Rule
+from eqprop.engines.job import Job
+from eqprop.model import Model
+from eqprop.types import Gradients
+from eqprop.updates import Descent, Mover
 
 LearningRates = (
     float | Tensor | np.ndarray[Any, Any] | Sequence[float | Tensor] | Mapping[str, float | Tensor]
@@ -25,47 +25,38 @@ LearningRates = (
 
 
 @torch.no_grad()
-def descend(
-    model: Model,
-    stream: Iterable[Gradients],
-    rates: Mapping[str, float | Tensor],
-    rescale: float | None = None,
-) -> None:
-    """Move the parameters named in `rates` downhill; the others stay."""
-    theta = dict(model.named_parameters())
-    eta = {name: per_member(rate, theta[name], model.ensemble) for name, rate in rates.items()}
-    if rescale is None:
+def descend(stream: Iterable[Gradients], mover: Mover, share: float = 1.0) -> None:
+    """Move the parameters along every item of a stream.
+
+    A `share` η_tiny/η between 0 and 1 asks for the procedure of appendix F.2, which needs plain
+    descent.
+    """
+    if not 0 < share < 1:
         for gradients in stream:
-            for name in eta:
-                theta[name].sub_(eta[name] * gradients[name])
+            mover.move(gradients)
         return
+    assert isinstance(mover, Descent)  # the job was checked
     # η_tiny Δ(t) is far below the rounding of θ in float32. So the total is what accumulates,
     # and θ is set from it and from where it started: no update is ever lost.
+    theta, eta = mover.theta, mover.eta
     start = {name: theta[name].clone() for name in eta}
     moved = {name: torch.zeros_like(theta[name]) for name in eta}
     for gradients in stream:
         for name in eta:
             moved[name].add_(gradients[name])
-            theta[name].copy_(start[name] - rescale * eta[name] * moved[name])
+            theta[name].copy_(start[name] - share * eta[name] * moved[name])
     for name in eta:
         theta[name].copy_(start[name] - eta[name] * moved[name])
 
 
-def learn_plainly(
-    model: Model,
-    rule: Rule,
-    rates: Mapping[str, float | Tensor],
-    cost: Cost,
-    x: Tensor,
-    y: Tensor,
-    sign: Tensor | None,
-) -> Relaxation:
+def learn_plainly(job: Job, mover: Mover, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
     """Descend along the gradients that a rule reads from one minibatch; return the free phase.
 
     Raises `NonFinite` where a neuron or a parameter becomes non-finite, with the parameters moved.
     """
-    stream = rule.gradients(model, x, y, cost, sign=sign)
-    descend(model, stream, rates, rule.rescale if isinstance(rule, Continual) else None)
+    model = job.model
+    stream = job.rule.gradients(model, x, y, job.readout, sign=sign)
+    descend(stream, mover, job.rule.moving_share)
     for name, p in model.named_parameters():
         finite = torch.isfinite(p.reshape(*model.ensemble, -1).sum(-1))
         if not bool(finite.all()):
@@ -100,17 +91,18 @@ def resolve_rates(
     elif isinstance(given, (int, float, Tensor)):
         rates = dict.fromkeys(names, given)
     else:
-        if not isinstance(model, Network):
+        groups = model.parameter_groups()
+        if not groups:
             raise ValueError(
                 "learning_rates: give one number, or one for each parameter by name; "
-                "a list needs a Network, one entry a synapse"
+                "a list needs a Network, one entry per synapse"
             )
-        if len(given) != len(model.synapses):
+        if len(given) != len(groups):
             raise ValueError(
                 f"learning_rates has {len(given)} entries, but the network has "
-                f"{len(model.synapses)} synapses, input to output"
+                f"{len(groups)} synapses, input to output"
             )
-        rates = {name: given[int(name.split(".")[1])] for name in names}
+        rates = {name: rate for group, rate in zip(groups, given, strict=True) for name in group}
     for name, rate in rates.items():
         if isinstance(rate, (np.ndarray, np.generic)):
             rate = rates[name] = torch.as_tensor(rate)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from eqprop import memory
-from eqprop.costs import Cost, SquaredError, as_target
 from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
 from eqprop.engines.descent import learn_plainly
-from eqprop.model import Model
-from eqprop.rules import RBP, Rule, TwoPhase
+from eqprop.engines.job import Job
 from eqprop.seeds import generator
 
 
@@ -53,11 +51,12 @@ class Engine(ABC):
     gathers = True  # it has a `learn_many`
     writes_last = False  # `learn` moves parameters only once nothing can fail any more
 
-    def __init__(
-        self, model: Model, rule: Rule, rates: Mapping[str, float | Tensor], cost: Cost
-    ) -> None:
-        rule.check_model(model)
-        self.model, self.rule, self.rates, self.cost = model, rule, rates, cost
+    def __init__(self, job: Job) -> None:
+        model = job.model
+        job.rule.check_model(model)
+        self.job, self.model, self.rule, self.rates = job, model, job.rule, job.rates
+        self.readout = job.readout
+        self.mover = job.update.mover(model, job.rates)
         self.relaxation: Relaxation | None = None
         self._sign_sources = [generator(seed, "beta sign") for seed in model.seeds]
         self._made_for = {
@@ -69,6 +68,21 @@ class Engine(ABC):
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    # what an engine can run
+
+    @classmethod
+    def obstacle(cls, job: Job) -> str | None:
+        """What keeps this engine from the job, as it ends "cannot run …"; None if nothing does."""
+        return None
+
+    @classmethod
+    def make(cls, job: Job, only: bool) -> Engine:
+        """The engine for a job without obstacle. `CannotBuild` if something is missing here.
+
+        `only` says that no other engine may take what this one cannot.
+        """
+        return cls(job)
 
     # what an engine computes
 
@@ -151,10 +165,12 @@ class Engine(ABC):
             found = self.free_phase(x, free_steps)
             if found is not None:
                 return found
-            tolerance, in_turn = None, False
-            if isinstance(self.rule, (TwoPhase, RBP)):
-                tolerance, in_turn = self.rule.tolerance, self.rule.in_turn
-            return relax(self.model, x, free_steps, tolerance, in_turn=in_turn)
+            rule = self.rule
+            return relax(self.model, x, free_steps, rule.tolerance, in_turn=rule.in_turn)
+
+    def next_epoch(self) -> None:
+        """Advance the schedule of the learning rates, where the update has one."""
+        self.mover.next_epoch()
 
     def _step(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Tensor:
         with self.restoring(copy=not self.writes_last) as restore:
@@ -165,16 +181,16 @@ class Engine(ABC):
             with self.restoring():
                 found = self._learn_plainly(x, y, sign)
         self.relaxation = found
-        return self.model.output(found.state)
+        return self.readout.output(found.state)
 
     def _learn_plainly(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
-        return learn_plainly(self.model, self.rule, self.rates, self.cost, x, y, sign)
+        return learn_plainly(self.job, self.mover, x, y, sign)
 
     def _gather(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts | None:
         """All minibatches in one go, where the engine can and the split holds flat plain bytes."""
         plain = split.images.ndim == 2 and split.normalisation is None
         bytes_ = plain and split.images.dtype == torch.uint8 and split.classes <= 256
-        if not (self.gathers and bytes_ and split.classes == self.model.layer_sizes[-1]):
+        if not (self.gathers and bytes_ and split.classes == self.readout.width):
             return None
         images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
         with self.restoring() as restore:
@@ -194,7 +210,9 @@ class Engine(ABC):
                 self.check_step(x, y)
                 output = self._step(x, y, None if signs is None else signs[m])
                 wrong = output.argmax(-1) != split.labels[index[m]].long()
-                one = Counts(wrong.double().sum(-1), self.cost(output, y).double().sum(-1))
+                assert self.relaxation is not None
+                loss = self.readout.loss(self.relaxation.state, y)
+                one = Counts(wrong.double().sum(-1), loss.double().sum(-1))
                 counts = one if counts is None else counts + one
         assert counts is not None
         return counts
@@ -236,20 +254,16 @@ class Engine(ABC):
 
     def check_relax(self, x: Tensor, free_steps: int) -> None:
         self.model.check_input(x)
-        in_turn = isinstance(self.rule, (TwoPhase, RBP)) and self.rule.in_turn
-        check_steps("free_steps", free_steps, in_turn)
+        check_steps("free_steps", free_steps, self.rule.in_turn)
 
     def check_step(self, x: Tensor, y: Tensor) -> None:
         self.model.check_input(x)
         self.model.check_target(x, y)
-        if isinstance(self.cost, SquaredError):
-            shape = (*self.model.ensemble, self.model.batch(x), self.model.layer_sizes[-1])
-            self.cost.target(y, shape, self.model.dtype)
+        self.readout.target(y, self.model.batch(x), self.model.dtype)
 
-    def targets(self, y: Tensor) -> Tensor:
+    def targets(self, y: Tensor, batch: int) -> Tensor:
         """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
-        net = self.model
-        y = as_target(y, net.ensemble, net.layer_sizes[-1], net.dtype).to(net.dtype)
+        y = self.readout.target(y, batch, self.model.dtype).to(self.model.dtype)
         whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
@@ -276,10 +290,10 @@ class Engine(ABC):
                 raise ValueError(
                     f"the {name} of the split are on {tensor.device}: move it to {self.device}"
                 )
-        if net.input_size is not None and list(images.shape[1:]) != [net.input_size]:
+        if net.input_shape is not None and tuple(images.shape[1:]) != net.input_shape:
             raise ValueError(
                 f"the split has images {list(images.shape[1:])}, but the network takes "
-                f"{[net.input_size]}: give it split.shaped(({net.input_size},))"
+                f"{list(net.input_shape)}: give it split.shaped({net.input_shape})"
             )
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise ValueError(f"the labels of the split must be integers, not {labels.dtype}")
@@ -304,11 +318,14 @@ class Engine(ABC):
         Without `copy` there is nothing to put back.
         """
         before = [(p, p.clone()) for p in self.model.parameters()] if copy else []
+        remembered = self.mover.state() if copy else {}
 
         def restore() -> None:
             with torch.no_grad():
                 for parameter, value in before:
                     parameter.copy_(value)
+            if remembered:
+                self.mover.restore(remembered)
 
         try:
             yield restore
@@ -325,7 +342,7 @@ class Engine(ABC):
 
     def draw_sign(self) -> Tensor | None:
         """The sign of β, drawn for each member from its own seed, if the rule asks for it."""
-        if not (isinstance(self.rule, TwoPhase) and self.rule.random_sign):
+        if self.rule.nudging is None or not self.rule.nudging.draws_sign:
             return None
         bits = [int(torch.randint(2, (), generator=source)) for source in self._sign_sources]
         return (2.0 * torch.tensor(bits) - 1).reshape(self.model.ensemble)
@@ -345,6 +362,7 @@ class Engine(ABC):
 
     def betas(self, sign: Tensor | None) -> Tensor:
         """β with its sign, one per member in the row-major order of the ensemble."""
-        assert isinstance(self.rule, TwoPhase)
-        beta = torch.as_tensor(self.rule.signed_beta(self.model, sign), dtype=torch.float64).cpu()
+        assert self.rule.nudging is not None
+        signed = self.rule.nudging.signed(self.model.ensemble, sign)
+        beta = torch.as_tensor(signed, dtype=torch.float64).cpu()
         return beta.reshape(-1).expand(math.prod(self.model.ensemble)).contiguous()

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from eqprop.activations import IDENTITY, SIGMOID, TANH
-from eqprop.costs import SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.engine import Counts, Engine
+from eqprop.engines.job import Job
+from eqprop.engines.layered import layered_obstacle
 from eqprop.network import Network
-from eqprop.rules import VF, Continual, TwoPhase, VectorFieldRule
+from eqprop.rules import TwoPhase
 from eqprop.synapses import Dense
 from eqprop.timesteps import RealTime
 from eqprop.update_slope import UpdateSlope
@@ -32,21 +33,21 @@ from eqprop.update_slope import UpdateSlope
 class TelescopedEngine(Engine):
     """Trains an ensemble of layered networks. On a GPU no step waits for the host."""
 
-    def __init__(
-        self,
-        model: Network,
-        rule: TwoPhase,
-        rates: Mapping[str, float | Tensor],
-        cost: SquaredError,
-    ) -> None:
-        super().__init__(model, rule, rates, cost)
+    @classmethod
+    def obstacle(cls, job: Job) -> str | None:
+        if (obstacle := layered_obstacle(job)) is not None:
+            return obstacle
+        return None if job.rule.tolerance is None else "a tolerance: leave it out"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self._minibatches: dict[int, _Minibatch] = {}
         self._places: tuple[int, ...] = ()
         self.chunk = 200 if self.device.type == "cuda" else 1
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(x.shape[-2])
-        minibatch.learn(x, self.targets(y), self.betas(sign))
+        minibatch.learn(x, self.targets(y, x.shape[-2]), self.betas(sign))
         return minibatch.relaxation() if self.healthy(minibatch.states) else None
 
     def learn_many(
@@ -91,13 +92,8 @@ class _Minibatch:
         self.a, self.shift = (4.0, -2.0) if scaled else (1.0, 0.0)
         self.device, self.dtype = next(net.parameters()).device, net.dtype
         self.tied = net.tied
-        self.vector_field = isinstance(rule, VectorFieldRule)
-        self.update_slope = (
-            rule.update_slope if isinstance(rule, VectorFieldRule) else UpdateSlope.NONE
-        )
-        self.continual = isinstance(rule, Continual)
-        rescale = rule.rescale if isinstance(rule, Continual) else None
-        self.inside = 1.0 if rescale is None else rescale
+        self.vector_field, self.update_slope = rule.vector_field, rule.update_slope
+        self.continual, self.inside = rule.continual, rule.moving_share
         epsilon = net.time.epsilon if self.vector_field else 1.0
         self.rate: dict[str, Tensor] = {}
         for name, rate in rates.items():
@@ -373,7 +369,7 @@ class _Minibatch:
                 else torch.baddbmm(w, first[k - 1].mT, weight_s[k] * first[k], alpha=-1)
                 for k, w in enumerate(self.forward_weight)
             ]
-        keep_totals = self.vector_field and (isinstance(self.rule, VF) or self.inside != 1.0)
+        keep_totals = self.vector_field and self.inside != 1.0
         kept = range(1, self.L) if keep_totals else ()
         total_f = [torch.zeros_like(self.forward_weight[k]) for k in kept]
         total_b = [torch.zeros_like(self.backward_weight[k]) for k in kept]

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost, cost_gradient
 from eqprop.dynamics import check_steps, relax
-from eqprop.model import Gradients, Model, State, vjp
+from eqprop.model import Model, vjp
+from eqprop.readouts import Readout
 from eqprop.rules.rule import Rule, Step, Trial, total
+from eqprop.types import Gradients, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,11 @@ class BPTT(Rule):
     def horizon(self) -> int:
         return self.backward_steps or self.free_steps
 
-    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+    def present(
+        self, model: Model, x: Tensor, y: Tensor, readout: Readout, sign: Tensor | None
+    ) -> Trial:
         free = relax(model, x, self.free_steps, keep=self.horizon)
-        return Trial(model, x, y, cost, 0.0, free)
+        return Trial(model, x, y, readout, free)
 
     def resolved(self, trial: Trial) -> Iterator[Step]:
         nabla_s = loss_gradient(trial)  # Eq. (bptt-init)
@@ -62,7 +65,7 @@ class BPTT(Rule):
 
 
 def loss_gradient(trial: Trial) -> State:
-    """∂ℓ/∂s at the end of the free phase: zero but for the output layer."""
-    *hidden, output = trial.free.state
-    nudge = cost_gradient(trial.cost, output, trial.y)
-    return (*(torch.zeros_like(layer) for layer in hidden), nudge)
+    """∂ℓ/∂s at the end of the free phase: zero but for the layers that the read-out nudges."""
+    s = trial.free.state
+    nudges = trial.readout.nudge(s, trial.y)
+    return tuple(nudges.get(i, torch.zeros_like(layer)) for i, layer in enumerate(s))

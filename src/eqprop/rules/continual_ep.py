@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eqprop.model import Gradients
+from eqprop.nudging import Beta
 from eqprop.rules.rule import Step, Trial
 from eqprop.rules.two_phase import Continual, neuron_updates, nudge, synapse_updates
 
@@ -22,20 +22,18 @@ class ContinualEP(Continual):
     of them, so give it plain descent: an adaptive optimiser does not keep their sizes.
     """
 
-    def applied(self, trial: Trial) -> Iterator[Gradients]:
-        return (step.synapses for step in self.resolved(trial))
-
-    def resolved(self, trial: Trial) -> Iterator[Step]:
-        return contrastive_steps(trial, self.nudged_steps)
+    def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
+        return contrastive_steps(trial, beta, self.nudged_steps)
 
 
-def contrastive_steps(trial: Trial, K: int) -> Iterator[Step]:
+def contrastive_steps(trial: Trial, beta: Beta, K: int) -> Iterator[Step]:
     s = trial.free.state
     for t in range(K):
-        s_next = nudge(trial, s, t)  # Eq. (C-EP), neurons
+        s_next = nudge(trial, s, beta, t)  # Eq. (C-EP), neurons
         # both at the θ of now: it may have moved since the last step, and ∂Φ/∂θ with it
         before = trial.model.phi_gradient(trial.x, s)
         after = trial.model.phi_gradient(trial.x, s_next)
         change = {name: after[name] - before[name] for name in after}
-        yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, change))  # synapses
+        neurons = neuron_updates(trial, s, s_next, beta)
+        yield Step(neurons, synapse_updates(trial, change, beta))  # Eq. (C-EP), synapses
         s = s_next

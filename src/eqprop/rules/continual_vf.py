@@ -6,11 +6,8 @@ W_{t+1} = W_t + (η/β) (∂F/∂W(s_t, W_t))ᵀ · (s_{t+1} − s_t)           
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eqprop.model import Gradients
-from eqprop.rules.rule import Trial
 from eqprop.rules.two_phase import Continual
 from eqprop.rules.vector_field import VectorFieldRule
 
@@ -21,6 +18,3 @@ class ContinualVF(VectorFieldRule, Continual):
 
     It needs no primitive function: forward and backward weights may differ.
     """
-
-    def applied(self, trial: Trial) -> Iterator[Gradients]:
-        return (step.synapses for step in self.resolved(trial))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eqprop.model import Gradients
+from eqprop.nudging import Beta
 from eqprop.rules.continual_ep import contrastive_steps
 from eqprop.rules.rule import Step, Trial
-from eqprop.rules.two_phase import TwoPhase, nudge, synapse_updates
+from eqprop.rules.two_phase import TwoPhase, mean_over_phases, nudge, synapse_updates
+from eqprop.types import Gradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,18 @@ class EP(TwoPhase):
     """
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
-        s = trial.free.state  # s_0^β = s_*, which EP has to store
-        for t in range(self.nudged_steps):
-            s = nudge(trial, s, t)
-        before = trial.model.phi_gradient(trial.x, trial.free.state)
-        after = trial.model.phi_gradient(trial.x, s)
-        yield synapse_updates(trial, {name: after[name] - before[name] for name in after})
+        before = trial.model.phi_gradient(trial.x, trial.free.state)  # which EP has to store
+        phases = self.phases(trial)
+        yield mean_over_phases([self._contrast(each, beta, before) for each, beta in phases])
 
-    def resolved(self, trial: Trial) -> Iterator[Step]:
+    def _contrast(self, trial: Trial, beta: Beta, before: Gradients) -> Gradients:
+        s = trial.free.state  # s_0^β = s_*
+        for t in range(self.nudged_steps):
+            s = nudge(trial, s, beta, t)
+        after = trial.model.phi_gradient(trial.x, s)
+        change = {name: after[name] - before[name] for name in after}
+        return synapse_updates(trial, change, beta)
+
+    def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
         """Δ^EP(β, t) of Eq. (ep-updates): C-EP at fixed θ, the terms of the telescopic sum."""
-        return contrastive_steps(trial, self.nudged_steps)
+        return contrastive_steps(trial, beta, self.nudged_steps)

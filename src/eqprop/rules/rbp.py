@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost
 from eqprop.dynamics import (
     NotSettled,
     check_steps,
@@ -24,9 +23,11 @@ from eqprop.dynamics import (
     relax,
     warn_unless_settled,
 )
-from eqprop.model import Gradients, Model, beside, vjp
+from eqprop.model import Model, beside, vjp
+from eqprop.readouts import Readout
 from eqprop.rules.bptt import loss_gradient
 from eqprop.rules.rule import Rule, Step, Trial, total
+from eqprop.types import Gradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,12 @@ class RBP(Rule):
     def horizon(self) -> int:
         return self.backward_steps or self.free_steps
 
-    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+    def present(
+        self, model: Model, x: Tensor, y: Tensor, readout: Readout, sign: Tensor | None
+    ) -> Trial:
         free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
         warn_unless_settled(free)
-        return Trial(model, x, y, cost, 0.0, free)
+        return Trial(model, x, y, readout, free)
 
     def resolved(self, trial: Trial) -> Iterator[Step]:
         nabla_s = loss_gradient(trial)  # Eq. (rbp-init)

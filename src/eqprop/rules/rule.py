@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost
 from eqprop.dynamics import Relaxation
-from eqprop.model import Gradients, Model, State
+from eqprop.model import Model
+from eqprop.nudging import Beta, Nudging
+from eqprop.readouts import OutputLayer, Readout
+from eqprop.types import Gradients, State
+from eqprop.update_slope import UpdateSlope
 
 T = TypeVar("T")
 
@@ -35,14 +40,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Trial:
-    """One presentation of a minibatch: the model, the data, β with its sign, and s_*."""
+    """One presentation of a minibatch: the model, the data, s_*, and the β of each nudged phase."""
 
     model: Model
     x: Tensor
     y: Tensor
-    cost: Cost
-    beta: float | Tensor
+    readout: Readout
     free: Relaxation
+    betas: tuple[Beta, ...] = ()
 
 
 class Stream(Iterator[T], Generic[T]):
@@ -84,6 +89,31 @@ class Rule(ABC):
         """K, the number of time-resolved gradients."""
 
     @property
+    def tolerance(self) -> float | None:
+        """The residual at which the free phase ends early, if any."""
+        return None
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the layers of the free phase move in turn."""
+        return False
+
+    @property
+    def nudging(self) -> Nudging | None:
+        """How the second phase is nudged, if there is one."""
+        return None
+
+    @property
+    def vector_field(self) -> bool:
+        """Whether it reads ∂F/∂θ; else ∂Φ/∂θ, or the derivative of the loss itself."""
+        return False
+
+    @property
+    def update_slope(self) -> UpdateSlope | str:
+        """Which σ′ of ∂F/∂θ it takes."""
+        return UpdateSlope.NONE
+
+    @property
     def moving_share(self) -> float:
         """The share of η by which θ moves at each step of the phase, 0 to 1.
 
@@ -105,7 +135,7 @@ class Rule(ABC):
         model: Model,
         x: Tensor,
         y: Tensor,
-        cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+        cost: Cost | Readout | None = None,
         *,
         sign: Tensor | None = None,
     ) -> Stream[Step]:
@@ -114,14 +144,14 @@ class Rule(ABC):
         Takes what `gradients` takes; yields one `Step` per time t.
         """
         trial = self._present(model, x, y, cost, sign)
-        return Stream(trial.free, self.resolved(trial))
+        return Stream(trial.free, _steps_with_readout(trial, self.resolved(trial)))
 
     def gradients(
         self,
         model: Model,
         x: Tensor,
         y: Tensor,
-        cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+        cost: Cost | Readout | None = None,
         *,
         sign: Tensor | None = None,
     ) -> Stream[Gradients]:
@@ -131,25 +161,29 @@ class Rule(ABC):
 
         Args:
             model: the network, or another `Model`.
-            x: inputs, [batch, n] or [*ensemble, batch, n].
-            y: targets, [batch, n] or [*ensemble, batch, n].
-            cost: ℓ(output, y), one value per sample.
+            x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
+            y: targets, [batch, n] or [*ensemble, batch, n], or class indices without the last axis.
+            cost: ℓ(output, y) of the last layer, one value per sample. Default None: the model's
+                read-out says what is answered and what that costs.
             sign: ±1 per member, [*ensemble]; it multiplies β. Drawn if None and `random_sign`.
         """
         trial = self._present(model, x, y, cost, sign)
-        return Stream(trial.free, self.applied(trial))
+        return Stream(trial.free, _with_readout(trial, self.applied(trial)))
 
     def _present(
-        self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None
+        self, model: Model, x: Tensor, y: Tensor, cost: Cost | Readout | None, sign: Tensor | None
     ) -> Trial:
+        readout = as_readout(cost, model)
         self.check_model(model)
         model.check_input(x)
         model.check_target(x, y)
-        cost(model.output(model.initial_state(x)), y)  # a bad y fails before the work is done
-        return self.present(model, x, y, cost, sign)
+        readout.loss(model.initial_state(x), y)  # a bad y fails before the work is done
+        return self.present(model, x, y, readout, sign)
 
     @abstractmethod
-    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
+    def present(
+        self, model: Model, x: Tensor, y: Tensor, readout: Readout, sign: Tensor | None
+    ) -> Trial:
         """Run the free phase."""
 
     @abstractmethod
@@ -159,6 +193,38 @@ class Rule(ABC):
     @abstractmethod
     def applied(self, trial: Trial) -> Iterator[Gradients]:
         """The rule, one parameter update an item."""
+
+
+def as_readout(cost: Cost | Readout | None, model: Model) -> Readout:
+    """What a model is read by: a read-out given, its last layer with a cost given, or its own."""
+    if cost is None:
+        return model.readout
+    if isinstance(cost, Readout):
+        return cost
+    readout = OutputLayer(cost)
+    readout.build(model.layer_shapes, model.ensemble, model.seeds, model.dtype)
+    return readout
+
+
+def _own_gradients(trial: Trial) -> Gradients:
+    """Those of the read-out's own parameters, at the free state."""
+    own = trial.readout.gradients(trial.free.state, trial.y)
+    return {f"readout.{name}": gradient for name, gradient in own.items()}
+
+
+def _with_readout(trial: Trial, items: Iterable[Gradients]) -> Iterator[Gradients]:
+    """What the read-out has to learn comes with the first item, whole: s_* is there then."""
+    own = _own_gradients(trial)
+    for item in items:
+        yield item | own
+        own = {name: torch.zeros_like(gradient) for name, gradient in own.items()}
+
+
+def _steps_with_readout(trial: Trial, steps: Iterable[Step]) -> Iterator[Step]:
+    own = _own_gradients(trial)
+    for step in steps:
+        yield Step(step.neurons, step.synapses | own)
+        own = {name: torch.zeros_like(gradient) for name, gradient in own.items()}
 
 
 def total(steps: Iterable[Step]) -> Gradients:

@@ -1,14 +1,17 @@
-"""What EP, C-EP, VF and C-VF have in common: a free phase, then K nudged steps from s_*."""
+"""What EP, C-EP, VF and C-VF have in common: a free phase, then K nudged steps from s_*.
+
+With several nudged phases (see `Nudging`) each starts from s_*, and the mean over them counts.
+"""
 
 from __future__ import annotations
 
-from abc import ABC
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from eqprop.costs import Cost
 from eqprop.dynamics import (
     check_steps,
     check_tolerance,
@@ -16,75 +19,106 @@ from eqprop.dynamics import (
     relax,
     warn_unless_settled,
 )
-from eqprop.model import Gradients, Model, State, per_member
-from eqprop.rules.rule import Rule, Trial
+from eqprop.model import Model, complex_copy, per_member
+from eqprop.nudging import Beta, Nudging, OneSided, RandomSign
+from eqprop.readouts import Readout
+from eqprop.rules.rule import Rule, Step, Trial
+from eqprop.types import Gradients, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPhase(Rule, ABC):
-    """A free phase, then a nudged one.
+    """A free phase, then a nudged one, or several.
 
     Args:
         beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
-            member. It may be negative.
+            member. It may be negative. Alone it means `OneSided(beta)`.
+        nudging: how the second phase is nudged: `OneSided`, `RandomSign`, `Centred` or
+            `Holomorphic`. Give this or `beta`.
         nudged_steps: K, the steps of the second phase, from the steady state; a positive integer.
         tolerance: end the free phase once no neuron moves by more than this in a step. Default
             None: take exactly `free_steps` steps.
-        in_turn: update the layers of the free phase in turn, every second one per step (see
+        in_turn: update the layers of the free phase in turn, a group of them per step (see
             `relax`). Default False: all at once.
-        random_sign: draw the sign of β for each minibatch, + or − with probability ½. Default
-            False.
+        random_sign: with `beta`, means `RandomSign(beta)`: draw the sign of β for each minibatch,
+            + or − with probability ½. Default False.
     """
 
-    beta: float | Tensor
+    beta: float | Tensor | None = None
+    nudging: Nudging | None = None  # never None once it is made
     nudged_steps: int
     tolerance: float | None = None
     in_turn: bool = False
     random_sign: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.beta, (int, float, Tensor)):
-            raise ValueError(f"beta must be a number or a tensor, not {self.beta!r}")
-        beta = torch.as_tensor(self.beta)
-        if not bool((torch.isfinite(beta) & (beta != 0)).all()):
-            raise ValueError(f"beta must be finite and not 0 (no second phase), not {self.beta}")
+        nudging = self._nudging()
+        object.__setattr__(self, "nudging", nudging)
+        object.__setattr__(self, "beta", nudging.beta)
+        object.__setattr__(self, "random_sign", nudging.draws_sign)
         check_steps("free_steps", self.free_steps)
         check_steps("nudged_steps", self.nudged_steps)
         check_tolerance(self.tolerance)
+
+    def _nudging(self) -> Nudging:
+        if self.nudging is None or getattr(self.nudging, "_by_beta", False):
+            if self.beta is None:
+                raise ValueError("beta is missing: give beta=..., or nudging=Centred(...)")
+            nudging = RandomSign(self.beta) if self.random_sign else OneSided(self.beta)
+            object.__setattr__(nudging, "_by_beta", True)  # dataclasses.replace may change beta
+            return nudging
+        if not isinstance(self.nudging, Nudging):
+            raise ValueError(
+                f"nudging must be OneSided(...), RandomSign(...), Centred(...) or "
+                f"Holomorphic(...), not {self.nudging!r}"
+            )
+        if self.beta is not None and self.beta is not self.nudging.beta:
+            raise ValueError("beta and nudging are both given: leave one out")
+        if self.random_sign and not self.nudging.draws_sign:
+            raise ValueError("random_sign: give nudging=RandomSign(beta) instead")
+        return self.nudging
 
     @property
     def horizon(self) -> int:
         return self.nudged_steps
 
-    def present(self, model: Model, x: Tensor, y: Tensor, cost: Cost, sign: Tensor | None) -> Trial:
-        beta = self.signed_beta(model, sign)
+    def present(
+        self, model: Model, x: Tensor, y: Tensor, readout: Readout, sign: Tensor | None
+    ) -> Trial:
+        assert self.nudging is not None
+        betas = self.nudging.betas(self.nudging.signed(model.ensemble, sign))
         free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
         warn_unless_settled(free)
-        return Trial(model, x, y, cost, beta, free)
+        return Trial(model, x, y, readout, free, betas)
 
-    def signed_beta(self, model: Model, sign: Tensor | None) -> float | Tensor:
-        """β times the sign given, or drawn."""
-        beta = self.beta
-        if isinstance(beta, Tensor) and beta.ndim and tuple(beta.shape) != model.ensemble:
-            raise ValueError(
-                f"beta has shape {list(beta.shape)}, but the ensemble is {list(model.ensemble)}"
-            )
-        if sign is None and self.random_sign:
-            sign = 2 * torch.randint(0, 2, model.ensemble) - 1
-        if sign is None:
-            return beta
-        sign = torch.as_tensor(sign)
-        if tuple(sign.shape) != model.ensemble or not bool((sign.abs() == 1).all()):
-            raise ValueError(
-                f"sign must be +1 or -1 for each member, shape {list(model.ensemble)}, "
-                f"not {sign.tolist()}"
-            )
-        return beta * sign.double()
+    def check_model(self, model: Model) -> None:
+        assert self.nudging is not None
+        if self.nudging.is_complex:
+            model.check_holomorphic()
+
+    @abstractmethod
+    def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
+        """The steps of one nudged phase, t = 0 … K−1."""
+
+    def resolved(self, trial: Trial) -> Iterator[Step]:
+        """All phases at once, in step with each other: the mean over them at each time t."""
+        phases = [self.phase(each, beta) for each, beta in self.phases(trial)]
+        return (_mean_step(steps) for steps in zip(*phases, strict=True))
+
+    def phases(self, trial: Trial) -> list[tuple[Trial, Beta]]:
+        """What each nudged phase starts from. With a complex β on a complex copy of the model,
+        which does not move.
+        """
+        assert self.nudging is not None
+        if self.nudging.is_complex:
+            free = replace(trial.free, state=tuple(layer + 0j for layer in trial.free.state))
+            trial = replace(trial, model=complex_copy(trial.model), x=trial.x + 0j, free=free)
+        return [(trial, beta) for beta in trial.betas]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continual(TwoPhase, ABC):
-    """θ moves at every step of the second phase.
+    """θ moves at every step of the second phase. Several nudged phases come one after another.
 
     Args:
         rescale: η_tiny/η in (0, 1] asks for the procedure of appendix F.2: whoever consumes the
@@ -98,26 +132,59 @@ class Continual(TwoPhase, ABC):
         super().__post_init__()
         if self.rescale is not None and not 0 < self.rescale <= 1:
             raise ValueError(f"rescale (η_tiny/η) must lie in (0, 1], not {self.rescale}")
+        assert self.nudging is not None
+        if self.nudging.is_complex:
+            raise ValueError(
+                f"{type(self).__name__} cannot nudge with a complex β: weights would move along "
+                "complex numbers; use EP or VF"
+            )
 
     @property
     def moving_share(self) -> float:
         return 1.0 if self.rescale is None else self.rescale
 
+    def applied(self, trial: Trial) -> Iterator[Gradients]:
+        n = len(trial.betas)
+        for beta in trial.betas:
+            for step in self.phase(trial, beta):
+                items = step.synapses.items()
+                yield step.synapses if n == 1 else {name: value / n for name, value in items}
 
-def nudge(trial: Trial, s: State, t: int) -> State:
+
+def nudge(trial: Trial, s: State, beta: Beta, t: int) -> State:
     """s_{t+1} from s_t: Eq. (C-EP), neurons."""
-    return nudged_step(trial.model, trial.x, trial.y, s, trial.beta, trial.cost, t + 1)
+    return nudged_step(trial.model, trial.x, trial.y, s, beta, trial.readout, t + 1)
 
 
-def neuron_updates(trial: Trial, s: State, s_next: State) -> State:
-    """−Δ_s(t) = −(s_{t+1} − s_t) / (β ε), a sample: Eq. (updates-cep)."""
-    return tuple((a - b) / _strength(trial, a) for a, b in zip(s, s_next, strict=True))
+def neuron_updates(trial: Trial, s: State, s_next: State, beta: Beta) -> State:
+    """−Δ_s(t) = −(s_{t+1} − s_t) / (β ε), for every sample: Eq. (updates-cep)."""
+    return tuple((a - b) / _strength(trial, a, beta) for a, b in zip(s, s_next, strict=True))
 
 
-def synapse_updates(trial: Trial, change: Gradients) -> Gradients:
+def synapse_updates(trial: Trial, change: Gradients, beta: Beta) -> Gradients:
     """−Δ_θ = −change / (β ε), where the change is what the nudge brought about."""
-    return {name: -value / _strength(trial, value) for name, value in change.items()}
+    return {name: -value / _strength(trial, value, beta) for name, value in change.items()}
 
 
-def _strength(trial: Trial, like: Tensor) -> float | Tensor:
-    return per_member(trial.beta, like, trial.model.ensemble) * trial.model.nudge_scale
+def _strength(trial: Trial, like: Tensor, beta: Beta) -> Beta:
+    return per_member(beta, like, trial.model.ensemble) * trial.model.nudge_scale
+
+
+def mean_over_phases(phases: Sequence[Gradients]) -> Gradients:
+    """The mean, as real numbers."""
+    return {name: _mean([phase[name] for phase in phases]) for name in phases[0]}
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    if len(values) == 1:
+        return values[0]
+    mean = torch.stack(tuple(values)).mean(0)
+    return mean.real if mean.is_complex() else mean
+
+
+def _mean_step(steps: Sequence[Step]) -> Step:
+    layers = zip(*(step.neurons for step in steps), strict=True)
+    return Step(
+        tuple(_mean(layer) for layer in layers),
+        mean_over_phases([step.synapses for step in steps]),
+    )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eqprop.model import Model
+from eqprop.nudging import Beta
 from eqprop.rules.rule import Step, Trial
 from eqprop.rules.two_phase import TwoPhase, neuron_updates, nudge, synapse_updates
 from eqprop.update_slope import UpdateSlope, as_update_slope
@@ -35,13 +36,19 @@ class VectorFieldRule(TwoPhase, ABC):
         object.__setattr__(self, "update_slope", as_update_slope(self.update_slope))
 
     def check_model(self, model: Model) -> None:
+        super().check_model(model)
         model.check_update_slope(self.update_slope)
 
-    def resolved(self, trial: Trial) -> Iterator[Step]:
+    @property
+    def vector_field(self) -> bool:
+        return True
+
+    def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
         s = trial.free.state
         for t in range(self.nudged_steps):
-            s_next = nudge(trial, s, t)  # Eq. (c-vf-2nd-phase), neurons
+            s_next = nudge(trial, s, beta, t)  # Eq. (c-vf-2nd-phase), neurons
             ds = tuple(b - a for a, b in zip(s, s_next, strict=True))
             change = trial.model.vector_field_gradient(trial.x, s, ds, self.update_slope)
-            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, change))  # synapses
+            neurons = neuron_updates(trial, s, s_next, beta)
+            yield Step(neurons, synapse_updates(trial, change, beta))  # synapses
             s = s_next

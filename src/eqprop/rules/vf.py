@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eqprop.model import Gradients
 from eqprop.rules.rule import Trial, total
 from eqprop.rules.vector_field import VectorFieldRule
+from eqprop.types import Gradients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from eqprop.analysis import GddReport, angle, gddcheck, total_update
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost
 from eqprop.dynamics import NonFinite
 from eqprop.engines import resolve_rates
-from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.synapses import Dense
+from eqprop.types import Gradients
 from eqprop.update_slope import UpdateSlope
 
 SMALL_BETA = 1e-4
@@ -128,7 +128,7 @@ def check(
     member: Member,
     x: Tensor,
     y: Tensor,
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
 ) -> Check:
     """Check one member of the recipe on one minibatch, in float64."""
     if recipe.nudged_steps > recipe.free_steps:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqprop.costs import SquaredError
 from eqprop.dynamics import relax
 from eqprop.engines import Engine
 from eqprop.network import Network
@@ -56,8 +55,9 @@ def measure(
 
     E is the number of networks, in the row-major order of the ensemble; 1 for a single one.
     """
-    split = split.shaped((net.input.size,))
-    E, classes, cost = math.prod(net.ensemble), split.classes, SquaredError()
+    split = split.shaped(net.input.shape)
+    E, classes = math.prod(net.ensemble), split.classes
+    readout = net.readout if engine is None else engine.readout
     chunk = engine.relaxes if engine is not None else 1000
     device = next(net.parameters()).device
     confusion = torch.zeros(E, classes * classes, dtype=torch.long, device=device)
@@ -68,8 +68,8 @@ def measure(
         index = torch.arange(start, min(start + chunk, len(split)), device=device)
         x, y = split.batch(index, net.dtype)
         free = relax(net, x, free_steps) if engine is None else engine.relax(x, free_steps)
-        output = net.output(free.state)
-        losses = (cost if engine is None else engine.cost)(output, y).reshape(E, -1)
+        output = readout.output(free.state)
+        losses = readout.loss(free.state, y).reshape(E, -1)
         far = free.sample_residual.reshape(E, -1)
         pairs = split.labels[index].long() * classes + output.argmax(-1).reshape(E, -1)  # [E, B]
         confusion.scatter_add_(1, pairs, torch.ones_like(pairs))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from eqprop import data as datasets
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost
 from eqprop.engines import Engine
 from eqprop.network import Network
 from eqprop.runs import recipe as recipes
@@ -87,7 +87,7 @@ def train(
     engine: str = "auto",
     threads: int | None = None,
     angles_every: int | None = None,
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
 ) -> Run:
     """Train the networks of a recipe.
 

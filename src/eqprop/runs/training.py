@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from eqprop.analysis import angle, total_update
-from eqprop.costs import Cost, SquaredError
+from eqprop.costs import Cost
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite, NotSettled
 from eqprop.engines import Engine, make_engine, resolve_rates
-from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.rules import BPTT
 from eqprop.runs import machine
@@ -30,6 +29,7 @@ from eqprop.runs.evaluation import measure, weights
 from eqprop.runs.folder import Checkpoint
 from eqprop.runs.recipe import Member, Recipe, UserError
 from eqprop.seeds import generator
+from eqprop.types import Gradients
 
 SAVE_SHARE = 50  # an epoch's end is saved if that long, in times of the last save, has passed
 
@@ -100,7 +100,7 @@ class Training:
         engine: str = "auto",
         threads: int | None = None,
         angles_every: int | None = None,
-        cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+        cost: Cost | None = None,
     ) -> None:
         self.recipe = recipe
         self.device, self.engine_kind, self.cost = device, engine, cost
@@ -351,7 +351,7 @@ def recipe_engine(
     members: list[Member],
     net: Network,
     kind: str = "auto",
-    cost: Cost = SquaredError(),  # noqa: B008 (frozen)
+    cost: Cost | None = None,
     threads: int | None = None,
 ) -> Engine:
     """The engine that trains these members of a recipe."""
@@ -367,7 +367,7 @@ def recipe_engine(
 
 
 def update_and_gradient(
-    net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor, cost: Cost
+    net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor, cost: Cost | None
 ) -> tuple[Gradients, Gradients]:
     """The total update of the recipe's rule, weights moving as in training, and BPTT's gradient."""
     rule = recipe.learning_rule(members)

@@ -1,8 +1,8 @@
 """Synapses: the only place where weights live, and all that a weight may see."""
 
+from eqprop.initial import INITS, Init, angle_between
 from eqprop.synapses.conv2d import Conv2d
 from eqprop.synapses.dense import Dense
-from eqprop.synapses.initial import INITS, Init, angle_between
 from eqprop.synapses.synapses import INPUT, Synapses
 
 __all__ = ["INITS", "INPUT", "Conv2d", "Dense", "Init", "Synapses", "angle_between"]

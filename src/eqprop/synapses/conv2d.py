@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d
+from torch.nn.grad import conv2d_weight
 
-from eqprop.model import Gradients, Shape
-from eqprop.synapses.initial import Init
+from eqprop.initial import Init
 from eqprop.synapses.synapses import Synapses
+from eqprop.types import Gradients, Shape
 
 
 class Conv2d(Synapses):
     """A convolution between two layers of shape (channels, height, width), or from the input.
 
-    The drive on `post` is pool(conv(pre) + bias). φ = Σ post · pool(conv(pre) + bias), and the drive
-    on `pre` is ∂φ/∂pre: it goes back through the positions that won the pooling, the first one
-    where several are equal. Untied, it goes back by the `backward_weight`, through the same
+    The drive on `post` is pool(conv(pre) + bias), φ = Σ post · pool(conv(pre) + bias), and the
+    drive on `pre` is ∂φ/∂pre. It goes back through the positions that won the pooling, the first
+    one where several are equal; untied, by the `backward_weight`, through the same
     positions.
 
     Args:
@@ -114,8 +115,9 @@ class Conv2d(Synapses):
     def _unfold(self, value: Tensor) -> Tensor:
         if not self.ensemble:
             return value
-        apart = value.unflatten(1, (self._members, -1)).transpose(0, 1)
-        return apart.unflatten(0, self.ensemble)
+        batch, _, height, width = value.shape
+        apart = value.reshape(batch, self._members, -1, height, width).transpose(0, 1)
+        return apart.reshape(*self.ensemble, *apart.shape[1:])
 
     def _kernels(self, weight: Tensor) -> Tensor:
         return weight.reshape(-1, *weight.shape[-3:])
@@ -143,7 +145,8 @@ class Conv2d(Synapses):
             return post
         height, width = self._convolved(self.ends[0])
         flat = post.new_zeros(*post.shape[:2], height * width)
-        return flat.scatter(-1, winners.flatten(2), post.flatten(2)).unflatten(-1, (height, width))
+        spread = flat.scatter(-1, winners.flatten(2), post.flatten(2))
+        return spread.reshape(*post.shape[:2], height, width)
 
     def drives(self, pre: Tensor, post: Tensor | None) -> tuple[Tensor | None, Tensor]:
         on_post, winners = self._forward(pre)
@@ -188,9 +191,10 @@ class Conv2d(Synapses):
         kernels = self._kernels(self.weight).shape
 
         def gradient(pre: Tensor, spread: Tensor) -> Tensor:
-            return torch.nn.grad.conv2d_weight(
+            found: Tensor = conv2d_weight(
                 pre, kernels, spread, self.stride, self.padding, groups=self._members
             )
+            return found
 
         return _bilinear(gradient, self._fold(pre), spread).reshape(self.weight.shape)
 

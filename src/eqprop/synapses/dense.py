@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eqprop.model import Gradients, Shape
-from eqprop.synapses.initial import Init
+from eqprop.initial import Init
 from eqprop.synapses.synapses import Synapses
+from eqprop.types import Gradients, Shape
 
 
 class Dense(Synapses):

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from eqprop.model import Gradients, Shape
+from eqprop.initial import Init, angle_between, as_init, flip_signs
 from eqprop.seeds import generator
-from eqprop.synapses.initial import Init, angle_between, as_init, flip_signs
+from eqprop.types import Gradients, Shape
 
 INPUT = "input"
 
@@ -180,7 +180,7 @@ class Synapses(nn.Module, ABC):
         return angle_between(a, b)
 
     def phi(self, pre: Tensor, post: Tensor) -> Tensor:
-        """This synapse's share of Φ, post · drive(pre), one value per sample. Tied synapses only."""
+        """Its share of Φ, post · (drive by pre), one value per sample. Tied synapses only."""
         self._require_tied()
         return self._per_sample(post * self.drives(pre, None if self.from_input else post)[1])
 
@@ -189,7 +189,8 @@ class Synapses(nn.Module, ABC):
         self._require_tied()
 
         def phi(theta: Gradients) -> Tensor:
-            return torch.func.functional_call(self, theta, (pre, post)).sum()
+            value: Tensor = torch.func.functional_call(self, theta, (pre, post))
+            return value.sum()
 
         found: Gradients = torch.func.grad(phi)(dict(self.named_parameters()))
         return found
@@ -206,8 +207,10 @@ class Synapses(nn.Module, ABC):
             on_pre, on_post = torch.func.functional_call(
                 self, theta, (pre, None if self.from_input else post), {"drives": True}
             )
-            total = (d_post * on_post).sum()
-            return total if on_pre is None or d_pre is None else total + (d_pre * on_pre).sum()
+            total: Tensor = (d_post * on_post).sum()
+            if on_pre is not None and d_pre is not None:
+                total = total + (d_pre * on_pre).sum()
+            return total
 
         found: Gradients = torch.func.grad(moved)(dict(self.named_parameters()))
         return found

@@ -10,30 +10,19 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from eqprop import memory
-from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
-from eqprop.costs import Cost, SquaredError
 from eqprop.dynamics import Relaxation, warn_unless_settled
 from eqprop.engines.compiling import CannotBuild
 from eqprop.engines.engine import Counts, Engine
+from eqprop.engines.job import Job
+from eqprop.engines.layered import ACTIVATIONS, layered_obstacle
 from eqprop.engines.native.build import library
-from eqprop.model import Model
 from eqprop.network import Network
-from eqprop.rules import (
-    EP,
-    VF,
-    Continual,
-    ContinualEP,
-    ContinualVF,
-    Rule,
-    TwoPhase,
-    VectorFieldRule,
-)
+from eqprop.rules import EP, VF, ContinualEP, ContinualVF, TwoPhase
 from eqprop.timesteps import RealTime
 
 __all__ = ["CannotBuild", "NativeEngine"]
@@ -41,7 +30,6 @@ __all__ = ["CannotBuild", "NativeEngine"]
 MAX_LAYERS, MAX_THREADS = 8, 256
 LIMIT = 2**31 - 256  # room to round up to whole vectors
 RULES = {EP: 0, ContinualEP: 1, VF: 2, ContinualVF: 3}
-ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 SLOPES = {"all": 0, "hidden": 1, "none": 2}
 UPDATE_SLOPES = {"none": 0, "own": 1, "full": 2}
 
@@ -87,33 +75,6 @@ class _Problem(ctypes.Structure):
     )
 
 
-def why_not(model: Model, rule: Rule, cost: Cost) -> str | None:
-    """What keeps this engine from running the combination; None if nothing does."""
-    if type(rule) not in RULES:
-        return f"the rule {type(rule).__name__}"
-    if not isinstance(cost, SquaredError):
-        return "a cost other than SquaredError"
-    if not isinstance(model, Network) or not model.is_chain():
-        return "a model that is not a chain of dense layers"
-    if len(model.layers) > MAX_LAYERS:
-        return f"more than {MAX_LAYERS} layers"
-    if len(set(model.activations)) > 1 or model.activations[0] not in ACTIVATIONS:
-        return "an activation of your own, or different ones"
-    if model.input_activation not in (IDENTITY, model.activations[0]):
-        return "an input with an activation of its own"
-    tied = {s.tied for s in model.synapses if not s.from_input}
-    if len(tied) > 1 or (tied == {False} and type(rule) in (EP, ContinualEP)):
-        return "tied and untied synapses mixed, or EP on untied ones"
-    if model.dtype not in (torch.float32, torch.float64):
-        return f"parameters of {model.dtype}"
-    parameters = [p for _, p in model.named_parameters(remove_duplicate=False)]
-    if not all(p.is_contiguous() for p in parameters):
-        return "parameters that are not contiguous"
-    if len({p.data_ptr() for p in parameters}) < len(parameters):
-        return "parameters that share their memory"
-    return None
-
-
 def _cores() -> int:
     """The cores that this process may use."""
     try:
@@ -129,23 +90,27 @@ class NativeEngine(Engine):
     relaxes = 100  # states of so many samples stay in the cache
     writes_last = True
 
+    @classmethod
+    def obstacle(cls, job: Job) -> str | None:
+        if (obstacle := layered_obstacle(job)) is not None:
+            return obstacle
+        if len(job.model.layer_names) > MAX_LAYERS:
+            return f"more than {MAX_LAYERS} layers"
+        return None if job.device == "cpu" else "parameters that are not on the CPU"
+
     def __init__(
         self,
-        model: Network,
-        rule: TwoPhase,
-        rates: Mapping[str, float | Tensor],
-        cost: SquaredError,
-        threads: int | None = None,
+        job: Job,
     ) -> None:
-        super().__init__(model, rule, rates, cost)
-        self.cost: SquaredError
-        if any(p.device.type != "cpu" for p in model.parameters()):
-            raise CannotBuild("the parameters are not on the CPU")
+        super().__init__(job)
+        model, rule = self.model, self.rule
+        assert isinstance(model, Network)
+        assert isinstance(rule, TwoPhase)
         self._library = library(model.dtype)
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.problem_bytes.restype = ctypes.c_size_t
         assert self._library.problem_bytes() == ctypes.sizeof(_Problem)
-        self.threads = _cores() if threads is None else threads
+        self.threads = _cores() if job.threads is None else job.threads
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._failed = torch.zeros(math.prod(model.ensemble), dtype=torch.int32)
         self._columns: list[Tensor] = []  # keeps what the problem points to alive
@@ -161,13 +126,11 @@ class NativeEngine(Engine):
         p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
-        if isinstance(rule, VectorFieldRule):
-            p.update_slope = UPDATE_SLOPES[rule.update_slope]
+        p.update_slope = UPDATE_SLOPES[rule.update_slope]
         p.tied = int(net.tied)
         p.in_turn = rule.in_turn
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance
-        rescale = rule.rescale if isinstance(rule, Continual) else None
-        p.rescale = 1.0 if rescale is None else rescale
+        p.rescale = rule.moving_share or 1.0
         p.threads = self.threads
         for k in range(p.layers):
             for field, target in (
@@ -188,7 +151,7 @@ class NativeEngine(Engine):
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         rule, p = self.rule, self._problem
         assert isinstance(rule, TwoPhase)
-        beta, targets = self.betas(sign), self.targets(y)
+        beta, targets = self.betas(sign), self.targets(y, x.shape[-2])
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
         relaxation = self._call_on(x, rule.free_steps, rule.nudged_steps)
         if relaxation is not None:

@@ -7,59 +7,34 @@ One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidde
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
-from eqprop.costs import SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.compiling import CannotBuild, warn_slower
 from eqprop.engines.engine import Counts, Engine
+from eqprop.engines.job import Job
+from eqprop.engines.layered import ACTIVATIONS, layered_obstacle
 from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
+from eqprop.engines.telescoped import TelescopedEngine
 from eqprop.network import Network
-from eqprop.rules import Continual, TwoPhase, VectorFieldRule
+from eqprop.rules import TwoPhase
 from eqprop.timesteps import RealTime
 from eqprop.update_slope import UpdateSlope, as_update_slope
 
-__all__ = ["CannotBuild", "PersistentEngine", "limits"]
+__all__ = ["CannotBuild", "PersistentEngine"]
 
 FOLDER = Path(__file__).parent
 COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
-ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 SLOPES = {UpdateSlope.NONE: 0, UpdateSlope.OWN: 1, UpdateSlope.FULL: 2}
 CLUSTERS = (16, 8, 4, 2, 1)
 MOST_OUTPUTS, MOST_ROWS = 16, 40
 TURN = 50  # minibatches of a member at a time, where not all members run at once
 MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
-
-
-def limits(model: Network, rule: TwoPhase) -> str | None:
-    """What keeps this engine from a layered network that the captured graph can run."""
-    if len(model.layers) not in (2, 3):
-        return "a network with other than one or two hidden layers"
-    if isinstance(model.time, RealTime):
-        return "real time"
-    if model.layer_sizes[-1] > MOST_OUTPUTS:
-        return f"more than {MOST_OUTPUTS} outputs"
-    if rule.tolerance is not None:
-        return "a tolerance"
-    if len(model.layers) == 3:
-        widest = max(model.layer_sizes[:2])
-        if widest > MOST_SEGMENT * 4:
-            return f"two hidden layers of more than {MOST_SEGMENT * 4} neurons"
-        if model.tied and isinstance(rule, VectorFieldRule):
-            return "VF on tied weights with two hidden layers"
-    return None
-
-
-def _update_slope(rule: TwoPhase) -> UpdateSlope:
-    slope = rule.update_slope if isinstance(rule, VectorFieldRule) else UpdateSlope.NONE
-    return as_update_slope(slope)
 
 
 class PersistentEngine(Engine):
@@ -71,18 +46,49 @@ class PersistentEngine(Engine):
     chunk = 500
     relaxes = 2000
 
+    @classmethod
+    def obstacle(cls, job: Job) -> str | None:
+        if (obstacle := layered_obstacle(job)) is not None:
+            return obstacle
+        if job.device != "cuda":
+            return "parameters that are not on a GPU"
+        return cls.limit(job)
+
+    @classmethod
+    def limit(cls, job: Job) -> str | None:
+        """What keeps this engine from a layered network that the captured graph can run."""
+        model, rule = job.model, job.rule
+        assert isinstance(model, Network)
+        if len(model.layers) not in (2, 3):
+            return "a network with other than one or two hidden layers"
+        if isinstance(model.time, RealTime):
+            return "real time"
+        if model.layer_sizes[-1] > MOST_OUTPUTS:
+            return f"more than {MOST_OUTPUTS} outputs"
+        if rule.tolerance is not None:
+            return "a tolerance"
+        if len(model.layers) == 3:
+            widest = max(model.layer_sizes[:2])
+            if widest > MOST_SEGMENT * 4:
+                return f"two hidden layers of more than {MOST_SEGMENT * 4} neurons"
+            if model.tied and rule.vector_field:
+                return "VF on tied weights with two hidden layers"
+        return None
+
+    @classmethod
+    def make(cls, job: Job, only: bool) -> Engine:
+        return cls(job, slower=None if only else TelescopedEngine(job))
+
     def __init__(
         self,
-        model: Network,
-        rule: TwoPhase,
-        rates: Mapping[str, float | Tensor],
-        cost: SquaredError,
+        job: Job,
         cluster: int | None = None,
         profile: bool = False,
         slower: Engine | None = None,
     ) -> None:
-        super().__init__(model, rule, rates, cost)
-        self.cost: SquaredError
+        super().__init__(job)
+        model = self.model
+        assert isinstance(model, Network)
         self._slower = slower
         self._too_large: set[int] = set()  # batches that do not fit
         self._deep = len(model.layers) == 3
@@ -200,10 +206,10 @@ class PersistentEngine(Engine):
             "MOST_PARTS": 20 if net.dtype == torch.float32 else 6,
             "ACTIVATION": ACTIVATIONS[net.activations[0]],
             "TIED": int(self._tied),
-            "CONTINUAL": int(isinstance(rule, Continual)),
-            "RESCALED": int(isinstance(rule, Continual) and rule.rescale is not None),
-            "VECTOR_FIELD": int(isinstance(rule, VectorFieldRule)),
-            "SLOPE": SLOPES[_update_slope(rule)],
+            "CONTINUAL": int(rule.continual),
+            "RESCALED": int(0 < rule.moving_share < 1),
+            "VECTOR_FIELD": int(rule.vector_field),
+            "SLOPE": SLOPES[as_update_slope(rule.update_slope)],
             "IN_TURN": int(rule.in_turn),
         }
         if net.dtype == torch.float64:
@@ -220,7 +226,10 @@ class PersistentEngine(Engine):
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
         problem = self._problem(x.shape[-2], rule.free_steps)
-        problem.x, problem.y = self._flat(net.input_activation(x)), self._flat(self.targets(y))
+        problem.x, problem.y = (
+            self._flat(net.input_activation(x)),
+            self._flat(self.targets(y, x.shape[-2])),
+        )
         problem.beta = self.betas(sign).to(self.device, net.dtype)
         problem.nudged_steps = rule.nudged_steps
         relaxation = self._launch(problem, x.shape[-2])
@@ -298,8 +307,8 @@ class PersistentEngine(Engine):
             backward_rates=rates("weight" if self._tied else "backward_weight"),
             bias_rates=rates("bias"),
             activation=net.activations[0],
-            vector_field=isinstance(rule, VectorFieldRule),
-            update_slope=_update_slope(rule),
+            vector_field=rule.vector_field,
+            update_slope=as_update_slope(rule.update_slope),
             in_turn=rule.in_turn,
             inside=rule.moving_share,
             free_steps=free_steps,

@@ -17,7 +17,6 @@ from eqprop import data
 from eqprop.analysis import total_update
 from eqprop.dynamics import relax
 from eqprop.engines.descent import descend, resolve_rates
-from eqprop.model import Gradients
 from eqprop.network import Network, layered
 from eqprop.papers.continual_ep.sources import ALGORITHMS
 from eqprop.peak import Peak
@@ -28,6 +27,8 @@ from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP, Rule
 from eqprop.runs import recipe as recipes
 from eqprop.timesteps import RealTime
+from eqprop.types import Gradients
+from eqprop.updates import Descent
 
 SAMPLES = 20
 TINY = 1e-11  # η → 0: weights move, by too little to matter
@@ -93,13 +94,13 @@ class Setting:
             for name, rule in self.rules().items():
                 own = copy.deepcopy(net)
                 started = time.perf_counter()
-                descend(own, rule.gradients(own, x, y), rates)
+                descend(rule.gradients(own, x, y), Descent(own, rates))
                 if r > 0:
                     seconds[name].append(time.perf_counter() - started)
         for name, rule in self.rules().items():
             own = copy.deepcopy(net)
             with Peak() as peak:
-                descend(own, rule.gradients(own, x, y), rates)
+                descend(rule.gradients(own, x, y), Descent(own, rates))
             states, gradients = CARRIED[name](rule.horizon)
             costs[name] = {
                 "milliseconds": 1e3 * statistics.median(seconds[name]),

@@ -17,9 +17,8 @@ from torch import Tensor
 from eqprop import data as datasets
 from eqprop.analysis import angle, total_update
 from eqprop.costs import SquaredError
-from eqprop.engines.descent import descend, resolve_rates
+from eqprop.engines.descent import resolve_rates
 from eqprop.measured import Measured
-from eqprop.model import Gradients
 from eqprop.network import Network
 from eqprop.papers.continual_ep import training
 from eqprop.papers.continual_ep.comparison import Comparison, Reproduction, compare
@@ -41,6 +40,8 @@ from eqprop.rules import BPTT
 from eqprop.runs.recipe import Member, Recipe
 from eqprop.runs.training import fitting, update_and_gradient
 from eqprop.seeds import generator
+from eqprop.types import Gradients
+from eqprop.updates import Descent
 
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe != "c-ep-1h-fixed-beta")
 NETWORKS = 10  # measured, one minibatch each; the paper has five
@@ -82,7 +83,8 @@ def _totals(
     after = _weights(exact, exact_at_0)
     if recipe.learning_rule(members).continual:
         moved = copy.deepcopy(net)
-        descend(moved, [ours], resolve_rates(net, recipe.rates(members), recipe.frozen))
+        rates = resolve_rates(net, recipe.rates(members), recipe.frozen)
+        Descent(moved, rates).move(ours)
         after = _weights(*(_gradient(moved, each, x, y) for each in (recipe, first)))
     return {
         "text": (ours, exact),

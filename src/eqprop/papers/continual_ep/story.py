@@ -18,7 +18,6 @@ from torch import Tensor
 from eqprop import data as datasets
 from eqprop import runs
 from eqprop.dynamics import relax
-from eqprop.model import State
 from eqprop.network import Network
 from eqprop.papers.continual_ep import training
 from eqprop.papers.continual_ep.comparison import compare
@@ -33,6 +32,7 @@ from eqprop.runs import UserError, figures
 from eqprop.runs.evaluation import UNSETTLED
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
+from eqprop.types import State
 
 RECIPE = "c-vf-1h"
 COMPARED = tuple(f"{RECIPE}-{label}" for label in ("as-released", "in-turn", "no-bias"))

@@ -1,0 +1,192 @@
+"""Updates: how parameters move along a gradient. The only place where they do.
+
+An update says whether it is linear: θ ← θ − η g, and nothing else. Then the updates of a
+continual rule telescope, which fast engines rely on. Every other update is one of `torch.optim`.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from eqprop.model import Model, per_member
+from eqprop.types import Gradients
+
+Rates = Mapping[str, float | Tensor]  # η of each parameter that moves; a number, or [*ensemble]
+Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+class Mover(ABC):
+    """Moves the parameters of one model, and remembers what its update has to."""
+
+    @abstractmethod
+    def move(self, gradients: Gradients) -> None:
+        """One step downhill."""
+
+    def next_epoch(self) -> None:  # noqa: B027 (most have no schedule)
+        """Advance the schedule of the learning rates."""
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers, as a copy."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027 (most remember nothing)
+        """Go back to what `state` returned."""
+
+
+class Update(ABC):
+    """How parameters move. An update of your own defines `linear` and `mover`."""
+
+    @property
+    @abstractmethod
+    def linear(self) -> bool:
+        """Whether θ moves by −η times the gradient, and by nothing else."""
+
+    @abstractmethod
+    def mover(self, model: Model, rates: Rates) -> Mover:
+        """What moves the parameters of a model that `rates` names."""
+
+
+@dataclass(frozen=True)
+class Optimiser(Update):
+    """Any optimiser of `torch.optim`.
+
+    Args:
+        make: a function of a list of parameter groups, each with its "lr", that returns the
+            optimiser: `Optimiser(torch.optim.Adam)`.
+        schedule: a function of the optimiser that returns a scheduler of
+            `torch.optim.lr_scheduler`, advanced once per epoch by `engine.next_epoch()`. Default
+            None: rates stay.
+    """
+
+    make: Callable[..., torch.optim.Optimizer]
+    schedule: Schedule | None = None
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def mover(self, model: Model, rates: Rates) -> Mover:
+        return _Optimised(model, rates, self.make, self.schedule)
+
+
+@dataclass(frozen=True)
+class SGD(Update):
+    """Stochastic gradient descent, `torch.optim.SGD`. Without arguments it is plain descent.
+
+    Args:
+        momentum: μ of v ← μ v + g, 0 to 1. Default 0.
+        weight_decay: λ, added to the gradient as λ θ, for every parameter that moves. Default 0.
+        nesterov: whether the momentum is Nesterov's. Default False.
+        schedule: a function of the optimiser that returns a scheduler of
+            `torch.optim.lr_scheduler`, advanced once per epoch by `engine.next_epoch()`. Default
+            None: rates stay.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), not {self.momentum}")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay must not be negative, not {self.weight_decay}")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum")
+
+    @property
+    def linear(self) -> bool:
+        return self.momentum == 0 and self.weight_decay == 0 and self.schedule is None
+
+    def mover(self, model: Model, rates: Rates) -> Mover:
+        if self.linear:
+            return Descent(model, rates)
+        return _Optimised(model, rates, self._make, self.schedule)
+
+    def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            groups,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )
+
+
+class Descent(Mover):
+    """θ ← θ − η g."""
+
+    def __init__(self, model: Model, rates: Rates) -> None:
+        theta = dict(model.named_parameters())
+        self.theta = {name: theta[name] for name in rates}
+        self.eta = {
+            name: per_member(rate, theta[name], model.ensemble) for name, rate in rates.items()
+        }
+
+    @torch.no_grad()
+    def move(self, gradients: Gradients) -> None:
+        for name, eta in self.eta.items():
+            self.theta[name].sub_(eta * gradients[name])
+
+
+class _Optimised(Mover):
+    """An optimiser of `torch.optim`. Where members have rates of their own, each member's share of
+    a parameter is a parameter of the optimiser.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rates: Rates,
+        make: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule | None,
+    ) -> None:
+        theta, axes = dict(model.named_parameters()), len(model.ensemble)
+        self._parts: dict[str, list[Tensor]] = {}
+        groups = []
+        for name, rate in rates.items():
+            whole = theta[name].detach()
+            if isinstance(rate, Tensor) and rate.ndim:
+                self._parts[name] = list(whole.flatten(0, axes - 1).unbind())
+                each = [float(eta) for eta in rate.flatten()]
+            else:
+                self._parts[name], each = [whole], [float(rate)]
+            groups += [
+                {"params": [part], "lr": eta}
+                for part, eta in zip(self._parts[name], each, strict=True)
+            ]
+        self._axes = axes
+        self._optimiser = make(groups)
+        self._scheduler = None if schedule is None else schedule(self._optimiser)
+
+    @torch.no_grad()
+    def move(self, gradients: Gradients) -> None:
+        for name, parts in self._parts.items():
+            whole = gradients[name]
+            each = [whole] if len(parts) == 1 else whole.flatten(0, self._axes - 1).unbind()
+            for part, gradient in zip(parts, each, strict=True):
+                part.grad = gradient.reshape(part.shape)
+        self._optimiser.step()
+
+    def next_epoch(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def state(self) -> dict[str, Any]:
+        state = {"optimiser": self._optimiser.state_dict()}
+        if self._scheduler is not None:
+            state["schedule"] = self._scheduler.state_dict()
+        return copy.deepcopy(state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(copy.deepcopy(state["schedule"]))
