@@ -108,11 +108,12 @@ class Model(nn.Module, ABC):
     def check_target(self, x: Tensor, y: Tensor) -> None:
         if not isinstance(y, Tensor):
             raise ValueError(f"y must be a tensor, not {type(y).__name__}")
-        _check_device("y", y, self)
-        if y.is_floating_point():
-            _check_batch("y", y, self)
-            if y.shape[-2] != x.shape[-2]:
-                raise ValueError(f"y has {y.shape[-2]} samples, but x has {x.shape[-2]}")
+        if not y.is_floating_point():
+            _check_device("y", y, self)
+            return
+        _check_batch("y", y, self)
+        if y.shape[-2] != x.shape[-2]:
+            raise ValueError(f"y has {y.shape[-2]} samples, but x has {x.shape[-2]}")
 
 
 def _check_batch(name: str, value: Tensor, model: Model) -> None:

@@ -247,9 +247,9 @@ class Engine(ABC):
 
     def targets(self, y: Tensor) -> Tensor:
         """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
-        net = self.model
-        y = as_target(y, net.ensemble, net.layer_sizes[-1], net.dtype).to(net.dtype)
-        whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
+        net, dtype = self.model, self.model.dtype
+        y = as_target(y, net.ensemble, net.layer_sizes[-1], dtype).to(dtype)
+        whole = y if y.ndim == 2 else y.expand(*net.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
     def check_run(self, split: Split, index: Tensor, signs: Tensor | None) -> Tensor:
