@@ -43,7 +43,7 @@
 #define AHEAD 32      /* rows of them that are asked for before they are needed */
 #define ROWS 98       /* rows of them that one thread moves at a time */
 #define SAMPLES 10    /* samples of a minibatch that one thread relaxes at a time */
-#define PATIENCE 1e-4 /* seconds that a thread waits awake */
+#define PATIENCE 3e-4 /* seconds that a thread waits awake: the second phase of one small member */
 
 #ifdef DOUBLE
 typedef double real;
@@ -1030,12 +1030,27 @@ static void list_stages(const Problem *p, Stage *stages) {
 
 /* ---- helpers: threads that stay, since to start one takes as long as a tenth of a minibatch ---- */
 
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* Wait until a value changes that the lock guards: awake at first, since to be woken takes as long as a
+   stage of one member. */
+static void wait_for_change(const _Atomic int *value, pthread_cond_t *changed, pthread_mutex_t *lock) {
+    int old = *value;
+    pthread_mutex_unlock(lock);
+    for (double end = seconds() + PATIENCE; *value == old && seconds() < end;) continue;
+    pthread_mutex_lock(lock);
+    while (*value == old) pthread_cond_wait(changed, lock);
+}
+
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t called, left;
     int started, busy;
-    int room; /* how many may still join the work */
-    _Atomic int inside; /* how many are at it */
+    _Atomic int room, inside; /* how many may still join the work, and how many are at it */
     void *(*worker)(void *);
     void *argument;
 } helpers = {.lock = PTHREAD_MUTEX_INITIALIZER, .called = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
@@ -1043,7 +1058,7 @@ static struct {
 static void *help(void *unused) {
     pthread_mutex_lock(&helpers.lock);
     for (;;) {
-        while (!helpers.room) pthread_cond_wait(&helpers.called, &helpers.lock);
+        while (!helpers.room) wait_for_change(&helpers.room, &helpers.called, &helpers.lock);
         helpers.room--;
         helpers.inside++;
         pthread_mutex_unlock(&helpers.lock);
@@ -1071,22 +1086,6 @@ static int start_helper(void) {
     if (pthread_create(&thread, 0, help, 0)) return 0;
     pthread_detach(thread);
     return 1;
-}
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
-/* Wait until a value changes that the lock guards: awake at first, since to be woken takes as long as a
-   stage. */
-static void wait_for_change(const _Atomic int *value, pthread_cond_t *changed, pthread_mutex_t *lock) {
-    int old = *value;
-    pthread_mutex_unlock(lock);
-    for (double end = seconds() + PATIENCE; *value == old && seconds() < end;) continue;
-    pthread_mutex_lock(lock);
-    while (*value == old) pthread_cond_wait(changed, lock);
 }
 
 /* Work, with as many helpers as there is work for and the system grants; alone, if another call has
