@@ -153,7 +153,7 @@ def test_inputs_that_are_mostly_zero_and_inputs_that_never_are(kind, sizes, batc
 def test_one_minibatch_in_real_time(kind, rule, slope):
     sizes = (9, 63, 20, 5)
     pair = build_pair(kind, rule, sizes, 3, time=eqprop.RealTime(0.2, slope), beta=-0.3)
-    assert_parity(*pair, sizes, 3, 7, 1, TOLERANCES["float64, 1 minibatch"])
+    assert_parity(*pair, sizes, 3, 13, 1, TOLERANCES["float64, 1 minibatch"])
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_fifty_minibatches_with_random_signs(kind, rule):
 def test_layers_in_turn(kind, rule):
     for sizes, steps in (((9, 33, 5), 12), ((9, 33, 20, 5), 11)):
         pair = build_pair(kind, rule, sizes, 2, in_turn=True, free_steps=steps)
-        assert_parity(*pair, sizes, 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
+        assert_parity(*pair, sizes, 2, 13, 3, TOLERANCES["float64, 1 minibatch"])
 
 
 @needs_compiler
@@ -332,7 +332,7 @@ def test_native_results_do_not_depend_on_the_number_of_threads():
         rule = eqprop.ContinualEP(beta=0.2, free_steps=9, nudged_steps=4)
         engine = eqprop.make_engine(net, rule, 0.05, "native", threads=threads)
         for m in range(5):
-            engine.step(*minibatch(m, sizes, 5, 7, torch.float32))
+            engine.step(*minibatch(m, sizes, 5, 23, torch.float32))
         results.append([p.clone() for p in net.parameters()])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

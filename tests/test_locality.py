@@ -162,7 +162,7 @@ def record(net, rule, x, y, learning_rate):
     theta = dict(net.named_parameters())
     for t in range(K):
         thetas.append({name: p.clone() for name, p in theta.items()})
-        way.append(nudged_step(net, x, y, way[-1], BETA, SquaredError(), t + 1))
+        way.append(nudged_step(net, x, y, way[-1], BETA, net.readout, t + 1))
         updates.append(next(stream))
         for name, gradient in updates[-1].items():
             theta[name].sub_(learning_rate * gradient)
@@ -221,7 +221,7 @@ def test_a_rule_asks_the_model_about_two_moments_a_step(rule, tied, monkeypatch)
     stream = rule.gradients(net, x, y)
     s = stream.free.state
     for t in range(K):
-        s_next = nudged_step(net, x, y, s, BETA, SquaredError(), t + 1)
+        s_next = nudged_step(net, x, y, s, BETA, net.readout, t + 1)
         asked.clear()
         next(stream)
         assert len(asked) == 2

@@ -144,11 +144,12 @@ class Model(nn.Module, ABC):
 
     def check_target(self, x: Tensor, y: Tensor) -> None:
         _check_tensor("y", y)
-        _check_device("y", y, self)
-        if y.is_floating_point():
-            _check_batch("y", y, ("n",), self)
-            if y.shape[-2] != self.batch(x):
-                raise ValueError(f"y has {y.shape[-2]} samples, but x has {self.batch(x)}")
+        if not y.is_floating_point():
+            _check_device("y", y, self)
+            return
+        _check_batch("y", y, ("n",), self)
+        if y.shape[-2] != self.batch(x):
+            raise ValueError(f"y has {y.shape[-2]} samples, but x has {self.batch(x)}")
 
 
 def _check_tensor(name: str, value: object) -> None:

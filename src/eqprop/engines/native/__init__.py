@@ -2,7 +2,7 @@
 
 Same numbers as the reference engine, the work arranged as `kernel.c` says. The
 members of an ensemble run in parallel without waiting for each other; in a single minibatch,
-threads also share the input weights of a member.
+threads also share the input weights of a member and the samples of its free phase.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ class NativeEngine(Engine):
         assert isinstance(net, Network)
         assert isinstance(rule, TwoPhase)
         _check_counts(batch=B, pixels=B * p.inputs, minibatches=p.minibatches)
-        state = tuple(torch.empty(*net.ensemble, B, n, dtype=net.dtype) for n in net.layer_sizes)
-        residual = torch.empty(*net.ensemble, B, dtype=net.dtype)
+        dtype = net.dtype
+        state = tuple(torch.empty(*net.ensemble, B, n, dtype=dtype) for n in net.layer_sizes)
+        residual = torch.empty(*net.ensemble, B, dtype=dtype)
         steps = torch.empty(net.ensemble, dtype=torch.int64)
         failed = self._failed.zero_()
         p.batch = B

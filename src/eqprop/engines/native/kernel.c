@@ -11,7 +11,7 @@
          A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t   (large ones);
    - C-VF accumulates W += c A_tᵀ D_t in a packed copy;
    - σ′ in the update (update_slope) is a factor of D, so the same identities hold with it.
-   A minibatch has four stages: read it, drive the first layer, run both phases, move the
+   A minibatch has five stages: read it, drive the first layer, the two phases, move the
    parameters. `step` gives each stage of every member to its threads, and goes on to the last only
    if no member has failed: then all parameters are as they were. `learn` takes each member through
    many minibatches gathered from a data set; there the caller keeps a copy.
@@ -22,6 +22,7 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -41,6 +42,8 @@
 #define STRIP (8 * V) /* columns of the input weights that one thread reads at a time */
 #define AHEAD 32      /* rows of them that are asked for before they are needed */
 #define ROWS 98       /* rows of them that one thread moves at a time */
+#define SAMPLES 10    /* samples of a minibatch that one thread relaxes at a time */
+#define PATIENCE 3e-4 /* seconds that a thread waits awake: the second phase of one small member */
 
 #ifdef DOUBLE
 typedef double real;
@@ -432,13 +435,18 @@ static void gather_minibatch(Member *m) {
     }
 }
 
+/* Where the end of the free phase lies, for layer l of sample b. */
+static real *steady_state(const Member *m, int l, int b) {
+    return m->p->state[l] + ((long)m->e * m->p->batch + b) * m->p->size[l];
+}
+
 /* What the free phase answered, before learning from it. */
 static void count_answers(const Member *m) {
     const Problem *p = m->p;
     int last = m->L - 1;
     long n = p->size[last];
     for (int b = 0; b < m->B; b++) {
-        const real *o = p->state[last] + ((long)m->e * m->B + b) * n, *y = m->y + b * n;
+        const real *o = steady_state(m, last, b), *y = m->y + b * n;
         int answer = 0;
         for (int j = 0; j < n; j++) {
             if (o[j] > o[answer]) answer = j;
@@ -657,11 +665,18 @@ static real largest_change(const Member *m, int l, int b) {
     return largest;
 }
 
-static int free_phase(Member *m) {
+/* Of `count` samples from `first` on, which are all that the member holds then. */
+static int free_phase(Member *m, int first, int count) {
     const Problem *p = m->p;
     int groups = p->in_turn ? 2 : 1;
-    real *residual = p->residual + (long)m->e * m->B;
+    real *residual = p->residual + (long)m->e * m->B + first;
+    m->B = count;
     for (int l = 0; l < m->L; l++) {
+        long skipped = first * m->pad[l];
+        m->s[l] += skipped;
+        m->next[l] += skipped;
+        m->rate[l] += skipped;
+        m->drive[l] += skipped;
         memset(m->s[l], 0, m->B * m->pad[l] * sizeof(real));
         memset(m->next[l], 0, m->B * m->pad[l] * sizeof(real));
         if (p->real_time) memset(m->rate[l], 0, m->B * m->pad[l] * sizeof(real));
@@ -690,11 +705,10 @@ static int free_phase(Member *m) {
         }
     }
     m->silent = 0;
-    p->steps[m->e] = t;
+    if (first == 0) p->steps[m->e] = t; /* of all alike */
     for (int l = 0; l < m->L; l++)
         for (int b = 0; b < m->B; b++)
-            memcpy(p->state[l] + ((long)m->e * m->B + b) * p->size[l], m->s[l] + b * m->pad[l],
-                   p->size[l] * sizeof(real));
+            memcpy(steady_state(m, l, first + b), m->s[l] + b * m->pad[l], p->size[l] * sizeof(real));
     return !all_well(seen);
 }
 
@@ -806,6 +820,8 @@ static int nudged_phase(Member *m) {
     const real *y = m->y;
     real strength = (real)(m->beta * (p->real_time ? p->dt : 1));
     for (int l = 0; l < m->L; l++) {
+        pack(steady_state(m, l, 0), m->B, p->size[l], m->next[l], m->pad[l]);
+        settle(m, l);
         memcpy(m->first[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
         memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
         if (p->update_slope == UPDATE_SLOPE_OWN) { /* no σ′ is written beyond the last neuron's vector */
@@ -889,19 +905,6 @@ static int may_overflow(const Member *m) {
     return 0;
 }
 
-static int run_phases(Member *m) {
-    const Problem *p = m->p;
-    int bad = free_phase(m);
-    if (bad || !p->nudged_steps) return bad;
-    if (p->images) count_answers(m);
-    bad = nudged_phase(m);
-    for (int l = 0; l < m->L; l++) {
-        if (!all_finite(m->s[l], m->B * m->pad[l]) || !all_finite(m->moved[l], m->B * m->pad[l])) bad = 1;
-        memmove(m->change[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
-    }
-    return bad || may_overflow(m);
-}
-
 /* w = scale · w + update, leaving out the padding */
 INLINE void unpack(real *w, long rows, long cols, real scale, const real *update, long down, long right) {
     for (long i = 0; i < rows; i++)
@@ -976,6 +979,10 @@ static void move_rows(Member *m, int part) {
 
 static int strips(const Problem *p) { return (p->size[0] + STRIP - 1) / STRIP; }
 static int row_parts(const Problem *p) { return (p->inputs + ROWS - 1) / ROWS; }
+/* Samples do not meet in the free phase, unless a tolerance stops them all together. In `learn` one
+   thread has them all. */
+static int samples_at_once(const Problem *p) { return p->images || p->tolerance >= 0 ? p->batch : SAMPLES; }
+static int sample_parts(const Problem *p) { return (p->batch + samples_at_once(p) - 1) / samples_at_once(p); }
 
 static void read_stage(Member *m, int part) {
     (void)part;
@@ -983,9 +990,20 @@ static void read_stage(Member *m, int part) {
     read_input(m);
     open_weights(m);
 }
-static void phases_stage(Member *m, int part) {
+static void free_stage(Member *m, int part) {
+    int at_once = samples_at_once(m->p), first = part * at_once, left = m->p->batch - first;
+    if (free_phase(m, first, left < at_once ? left : at_once))
+        __atomic_store_n(m->p->failed + m->e, 1, __ATOMIC_RELAXED); /* as another part may */
+}
+static void nudged_stage(Member *m, int part) {
     (void)part;
-    m->p->failed[m->e] = run_phases(m);
+    if (m->p->images) count_answers(m);
+    int bad = nudged_phase(m);
+    for (int l = 0; l < m->L; l++) {
+        if (!all_finite(m->s[l], m->B * m->pad[l]) || !all_finite(m->moved[l], m->B * m->pad[l])) bad = 1;
+        memmove(m->change[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
+    }
+    m->p->failed[m->e] = bad || may_overflow(m);
 }
 static void move_stage(Member *m, int part) {
     if (part == 0)
@@ -998,21 +1016,41 @@ typedef struct {
     void (*work)(Member *, int part);
     int parts;
 } Stage;
-#define STAGES 4
+#define STAGES 5
 
 static void list_stages(const Problem *p, Stage *stages) {
-    Stage all[STAGES] = {{read_stage, 1}, {drive_strip, strips(p)}, {phases_stage, 1}, {move_stage, 1 + row_parts(p)}};
+    int learns = p->nudged_steps > 0;
+    Stage all[STAGES] = {{read_stage, 1},
+                         {drive_strip, strips(p)},
+                         {free_stage, sample_parts(p)},
+                         {nudged_stage, learns},
+                         {move_stage, learns ? 1 + row_parts(p) : 0}};
     memcpy(stages, all, sizeof all);
-    if (!p->nudged_steps) stages[STAGES - 1].parts = 0;
 }
 
 /* ---- helpers: threads that stay, since to start one takes as long as a tenth of a minibatch ---- */
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* Wait until a value changes that the lock guards: awake at first, since to be woken takes as long as a
+   stage of one member. */
+static void wait_for_change(const _Atomic int *value, pthread_cond_t *changed, pthread_mutex_t *lock) {
+    int old = *value;
+    pthread_mutex_unlock(lock);
+    for (double end = seconds() + PATIENCE; *value == old && seconds() < end;) continue;
+    pthread_mutex_lock(lock);
+    while (*value == old) pthread_cond_wait(changed, lock);
+}
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t called, left;
     int started, busy;
-    int room, inside; /* how many may still join the work, and how many are at it */
+    _Atomic int room, inside; /* how many may still join the work, and how many are at it */
     void *(*worker)(void *);
     void *argument;
 } helpers = {.lock = PTHREAD_MUTEX_INITIALIZER, .called = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
@@ -1020,13 +1058,14 @@ static struct {
 static void *help(void *unused) {
     pthread_mutex_lock(&helpers.lock);
     for (;;) {
-        while (!helpers.room) pthread_cond_wait(&helpers.called, &helpers.lock);
+        while (!helpers.room) wait_for_change(&helpers.room, &helpers.called, &helpers.lock);
         helpers.room--;
         helpers.inside++;
         pthread_mutex_unlock(&helpers.lock);
         helpers.worker(helpers.argument);
         pthread_mutex_lock(&helpers.lock);
-        if (--helpers.inside == 0) pthread_cond_signal(&helpers.left);
+        helpers.inside--;
+        pthread_cond_signal(&helpers.left);
     }
     return unused;
 }
@@ -1069,7 +1108,7 @@ static void share(const Problem *p, long work, void *(*worker)(void *), void *ar
     if (!mine) return;
     pthread_mutex_lock(&helpers.lock);
     helpers.room = 0; /* who has not come yet need not come any more */
-    while (helpers.inside) pthread_cond_wait(&helpers.left, &helpers.lock);
+    while (helpers.inside) wait_for_change(&helpers.inside, &helpers.left, &helpers.lock);
     helpers.busy = 0;
     pthread_mutex_unlock(&helpers.lock);
 }
@@ -1081,7 +1120,7 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     Stage stages[STAGES];
-    int stage;
+    _Atomic int stage;
     long taken, finished; /* parts of this stage, of all members */
 } Shift;
 
@@ -1109,7 +1148,7 @@ static void *stage_worker(void *argument) {
             continue;
         }
         if (shift->taken == all) {
-            pthread_cond_wait(&shift->changed, &shift->lock);
+            wait_for_change(&shift->stage, &shift->changed, &shift->lock);
             continue;
         }
         long mine = shift->taken++;
