@@ -8,14 +8,14 @@ import pytest
 import eqprop
 from eqprop.engines import Engine
 
+ABSTRACT = ("Model", "NotSettled", "Nudging", "Readout", "Synapses", "Update")  # or a warning
 CALLABLES = {
     name: value
     for name in eqprop.__all__
-    if callable(value := getattr(eqprop, name)) and name not in ("Model", "Synapses", "NotSettled")
-} | {
-    f"Engine.{method}": getattr(Engine, method) for method in ("step", "run", "relax")
-}  # the three left out are abstract, or a warning: nobody calls them
+    if callable(value := getattr(eqprop, name)) and name not in ABSTRACT
+} | {f"Engine.{method}": getattr(Engine, method) for method in ("step", "run", "relax")}
 EXPLAINED = (
+    *("OneSided", "RandomSign", "Centred", "Holomorphic", "SGD", "CrossEntropy", "Conv2d"),
     *("EP", "ContinualEP", "VF", "ContinualVF", "BPTT", "RBP"),
     *("make_engine", "layered", "Network", "Dense", "relax", "gddcheck"),
     *("Engine.step", "Engine.run", "Engine.relax"),

@@ -37,7 +37,7 @@ def an_engine(net, kind, rule=RULE, rate=0.05):
     """`persistent` is its readable kernel, which needs no GPU."""
     plain = eqprop.make_engine(net, rule, rate, "reference")
     if kind == "persistent":
-        return NaiveEngine(net, rule, plain.rates, plain.cost, 1)
+        return NaiveEngine(plain.job, 1)
     return plain if kind == "reference" else eqprop.make_engine(net, rule, rate, kind)
 
 

@@ -75,14 +75,24 @@ class Nudging(ABC):
 
 
 class OneSided(Nudging):
-    """One nudged phase with β. What `EP(beta=...)` means."""
+    """One nudged phase with β. What `EP(beta=...)` means.
+
+    Args:
+        beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
+            member. It may be negative.
+    """
 
     def betas(self, beta: float | Tensor) -> tuple[Beta, ...]:
         return (beta,)
 
 
 class RandomSign(OneSided):
-    """One nudged phase with +β or −β, drawn for each minibatch and member with probability ½."""
+    """One nudged phase with +β or −β, drawn for each minibatch and member with probability ½.
+
+    Args:
+        beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
+            member. It may be negative.
+    """
 
     @property
     def draws_sign(self) -> bool:
@@ -90,7 +100,12 @@ class RandomSign(OneSided):
 
 
 class Centred(Nudging):
-    """Two nudged phases with +β and −β, both from the free state."""
+    """Two nudged phases with +β and −β, both from the free state.
+
+    Args:
+        beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
+            member. It may be negative.
+    """
 
     def betas(self, beta: float | Tensor) -> tuple[Beta, ...]:
         return (beta, -beta)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from eqprop.model import Model, per_member
-from eqprop.types import Gradients
+from eqprop.types import Gradients, Parameters
 
 Rates = Mapping[str, float | Tensor]  # η of each parameter that moves; a number, or [*ensemble]
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -125,16 +125,21 @@ class Descent(Mover):
     """θ ← θ − η g."""
 
     def __init__(self, model: Model, rates: Rates) -> None:
-        theta = dict(model.named_parameters())
-        self.theta = {name: theta[name] for name in rates}
+        self._model = model
+        theta = self.theta()
         self.eta = {
             name: per_member(rate, theta[name], model.ensemble) for name, rate in rates.items()
         }
 
+    def theta(self) -> Parameters:
+        """The parameters as they are now: whoever holds the model may have replaced some."""
+        return dict(self._model.named_parameters())
+
     @torch.no_grad()
     def move(self, gradients: Gradients) -> None:
+        theta = self.theta()
         for name, eta in self.eta.items():
-            self.theta[name].sub_(eta * gradients[name])
+            theta[name].sub_(eta * gradients[name])
 
 
 class _Optimised(Mover):
@@ -149,31 +154,33 @@ class _Optimised(Mover):
         make: Callable[..., torch.optim.Optimizer],
         schedule: Schedule | None,
     ) -> None:
-        theta, axes = dict(model.named_parameters()), len(model.ensemble)
-        self._parts: dict[str, list[Tensor]] = {}
-        groups = []
-        for name, rate in rates.items():
-            whole = theta[name].detach()
-            if isinstance(rate, Tensor) and rate.ndim:
-                self._parts[name] = list(whole.flatten(0, axes - 1).unbind())
-                each = [float(eta) for eta in rate.flatten()]
-            else:
-                self._parts[name], each = [whole], [float(rate)]
-            groups += [
-                {"params": [part], "lr": eta}
-                for part, eta in zip(self._parts[name], each, strict=True)
-            ]
-        self._axes = axes
+        self._model = model
+        self._apart = {name for name, rate in rates.items() if torch.as_tensor(rate).ndim}
+        theta = dict(model.named_parameters())
+        self._parts = {name: self._split(name, theta[name].detach()) for name in rates}
+        groups = [
+            {"params": [part], "lr": eta}
+            for name, parts in self._parts.items()
+            for part, eta in zip(parts, _each(rates[name]), strict=True)
+        ]
         self._optimiser = make(groups)
         self._scheduler = None if schedule is None else schedule(self._optimiser)
 
+    def _split(self, name: str, whole: Tensor) -> tuple[Tensor, ...]:
+        """One part per member, in the same memory, where members have rates of their own."""
+        if name not in self._apart:
+            return (whole,)
+        return whole.view(-1, *whole.shape[len(self._model.ensemble) :]).unbind()
+
     @torch.no_grad()
     def move(self, gradients: Gradients) -> None:
+        theta = dict(self._model.named_parameters())
         for name, parts in self._parts.items():
-            whole = gradients[name]
-            each = [whole] if len(parts) == 1 else whole.flatten(0, self._axes - 1).unbind()
-            for part, gradient in zip(parts, each, strict=True):
-                part.grad = gradient.reshape(part.shape)
+            now = self._split(name, theta[name].detach())
+            changes = self._split(name, gradients[name].contiguous())
+            for part, place, gradient in zip(parts, now, changes, strict=True):
+                part.data = place  # whoever holds the model may have replaced the parameter
+                part.grad = gradient
         self._optimiser.step()
 
     def next_epoch(self) -> None:
@@ -190,3 +197,7 @@ class _Optimised(Mover):
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         if self._scheduler is not None:
             self._scheduler.load_state_dict(copy.deepcopy(state["schedule"]))
+
+
+def _each(rate: float | Tensor) -> list[float]:
+    return torch.as_tensor(rate, dtype=torch.float64).flatten().tolist()

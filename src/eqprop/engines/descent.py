@@ -38,7 +38,7 @@ def descend(stream: Iterable[Gradients], mover: Mover, share: float = 1.0) -> No
     assert isinstance(mover, Descent)  # the job was checked
     # η_tiny Δ(t) is far below the rounding of θ in float32. So the total is what accumulates,
     # and θ is set from it and from where it started: no update is ever lost.
-    theta, eta = mover.theta, mover.eta
+    theta, eta = mover.theta(), mover.eta
     start = {name: theta[name].clone() for name in eta}
     moved = {name: torch.zeros_like(theta[name]) for name in eta}
     for gradients in stream:

@@ -31,6 +31,8 @@ def layered_obstacle(job: Job) -> str | None:
         return "an update other than plain descent"
     if not isinstance(model, Network) or not model.is_chain():
         return "a model that is not a chain of dense layers"
+    if any(synapse.shared_update for synapse in model.synapses):
+        return "synapses that share their updates"
     if len(set(model.activations)) > 1 or model.activations[0] not in ACTIVATIONS:
         return "an activation of your own, or different ones"
     if model.input_activation not in (IDENTITY, model.activations[0]):

@@ -32,9 +32,10 @@ class TwoPhase(Rule, ABC):
 
     Args:
         beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
-            member. It may be negative. Alone it means `OneSided(beta)`.
+            member. It may be negative. Alone it means `OneSided(beta)`. Default None: `nudging`
+            says.
         nudging: how the second phase is nudged: `OneSided`, `RandomSign`, `Centred` or
-            `Holomorphic`. Give this or `beta`.
+            `Holomorphic`. Default None: `beta` says.
         nudged_steps: K, the steps of the second phase, from the steady state; a positive integer.
         tolerance: end the free phase once no neuron moves by more than this in a step. Default
             None: take exactly `free_steps` steps.

@@ -37,6 +37,8 @@ class Conv2d(Synapses):
             fan_out, generator) -> tensor.
         angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
             member. Default 0.
+        shared_update: untied only: both weights get the sum of both updates, as one tied weight
+            would. With weight decay they align (Kolen and Pollack). Default False.
     """
 
     # weight and backward_weight [*ensemble, out, in, kernel, kernel], bias [*ensemble, out]
@@ -54,8 +56,11 @@ class Conv2d(Synapses):
         bias: bool = False,
         init: str | Init = "glorot",
         angle: float | Sequence[float] = 0.0,
+        shared_update: bool = False,
     ) -> None:
-        super().__init__(pre, post, tied=tied, bias=bias, init=init, angle=angle)
+        super().__init__(
+            pre, post, tied=tied, bias=bias, init=init, angle=angle, shared_update=shared_update
+        )
         self.kernel, self.stride, self.padding, self.pool = kernel, stride, padding, pool
         for name, value, least in (
             ("kernel", kernel, 1),
@@ -204,6 +209,8 @@ class Conv2d(Synapses):
             gradients["bias"] = post.sum((-4, -2, -1))
         if backward is not None:
             gradients["backward_weight"] = backward
+            if self.shared_update:
+                gradients |= self._shared(weight, backward)
         return gradients
 
 

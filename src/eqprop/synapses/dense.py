@@ -30,6 +30,8 @@ class Dense(Synapses):
         angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
             member. The backward weight is the transposed forward weight, each sign flipped with
             probability ½(1 − cos Ψ). Default 0.
+        shared_update: untied only: both weights get the sum of both updates, as one tied weight
+            would. With weight decay they align (Kolen and Pollack). Default False.
         self_loops: within one layer, whether neurons feed themselves. Default False.
     """
 
@@ -45,9 +47,12 @@ class Dense(Synapses):
         bias: bool = False,
         init: str | Init = "glorot",
         angle: float | Sequence[float] = 0.0,
+        shared_update: bool = False,
         self_loops: bool = False,
     ) -> None:
-        super().__init__(pre, post, tied=tied, bias=bias, init=init, angle=angle)
+        super().__init__(
+            pre, post, tied=tied, bias=bias, init=init, angle=angle, shared_update=shared_update
+        )
         self.self_loops = self_loops
         self.register_buffer("block_mask", None)
         if self_loops and not self.within:
@@ -136,4 +141,6 @@ class Dense(Synapses):
             gradients["bias"] = post.sum(-2)
         if backward is not None:
             gradients["backward_weight"] = backward
+            if self.shared_update:
+                gradients |= self._shared(weight, backward)
         return gradients

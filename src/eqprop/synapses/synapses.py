@@ -35,6 +35,8 @@ class Synapses(nn.Module, ABC):
         angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
             member. The backward weight is the forward weight, each sign flipped with probability
             ½(1 − cos Ψ). Default 0.
+        shared_update: untied only: both weights get the sum of both updates, as one tied weight
+            would. With weight decay they align (Kolen and Pollack). Default False.
     """
 
     weight: nn.Parameter  # [*ensemble, *weight_shape]
@@ -53,16 +55,22 @@ class Synapses(nn.Module, ABC):
         bias: bool = False,
         init: str | Init = "glorot",
         angle: float | Sequence[float] = 0.0,
+        shared_update: bool = False,
     ) -> None:
         super().__init__()
         self.pre, self.post, self.tied = pre, post, tied
         self.within = pre == post
         self.has_bias, self.init, self.initial_angle = bias, as_init(init), angle
+        self.shared_update = shared_update
         if post == INPUT:
             raise ValueError(f"synapse {self.name}: the input cannot receive synapses")
         if self._angles(1) != [0.0] and (tied or self.within or self.from_input):
             raise ValueError(
                 f"synapse {self.name}: angle needs untied weights between two layers of neurons"
+            )
+        if shared_update and not self.untied:
+            raise ValueError(
+                f"synapse {self.name}: shared_update needs untied weights between two layers"
             )
 
     @property
@@ -213,7 +221,14 @@ class Synapses(nn.Module, ABC):
             return total
 
         found: Gradients = torch.func.grad(moved)(dict(self.named_parameters()))
+        if self.shared_update:
+            found |= self._shared(found["weight"], found["backward_weight"])
         return found
+
+    def _shared(self, forward: Tensor, backward: Tensor) -> Gradients:
+        """What both weights get where they share their updates."""
+        total = forward + self.reverse(backward)
+        return {"weight": total, "backward_weight": self.reverse(total)}
 
     def forward(
         self, pre: Tensor, post: Tensor | None, drives: bool = False
