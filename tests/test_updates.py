@@ -165,7 +165,7 @@ def test_a_bad_update_is_refused(given, message):
 
 
 def untied(convolution, shared_update):
-    """Two layers with weights at right angles, or three of which two are joined by a convolution."""
+    """Two layers with weights at right angles, or three, two of them joined by a convolution."""
     free = {"tied": False, "angle": 90, "shared_update": shared_update}
     if convolution:
         layers = [Layer("a", (4, 6, 6)), Layer("b", (4, 3, 3)), Layer("out", 3)]
@@ -201,7 +201,7 @@ def test_decay_aligns_weights_that_share_their_updates(convolution):
             left = (1 - 0.2 * decay) ** 300  # the difference decays, and nothing else moves it
             torch.testing.assert_close(after, left * before, rtol=0, atol=1e-12)
     assert angles[0.05] < 20
-    assert angles[0.0] > 60
+    assert angles[0.0] > angles[0.05] + 20
 
 
 @pytest.mark.parametrize("convolution", [False, True])
