@@ -152,6 +152,11 @@ class Split:
             }
         return found
 
+    @property
+    def plain_bytes(self) -> bool:
+        """Whether images are bytes that are read as pixels / 255 and nothing else."""
+        return self.images.dtype == torch.uint8 and self.normalisation is None
+
     def head(self, n: int) -> Self:
         """The first n samples."""
         if not 1 <= n <= len(self):

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from eqprop import memory
-from eqprop.data import Split
 from eqprop.dynamics import Relaxation, check_steps, relax
 from eqprop.engines.descent import learn_plainly
 from eqprop.engines.job import Job
+from eqprop.engines.samples import Samples
 from eqprop.seeds import generator
 
 
@@ -132,7 +132,7 @@ class Engine(ABC):
                 return output
             return self._step(x, y, sign)
 
-    def run(self, split: Split, index: Tensor, signs: Tensor | None = None) -> Counts:
+    def run(self, split: Samples, index: Tensor, signs: Tensor | None = None) -> Counts:
         """Learn from some minibatches of a split, one after another; return what was counted.
 
         If one of them raises, the parameters are as they were before the first.
@@ -186,11 +186,10 @@ class Engine(ABC):
     def _learn_plainly(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
         return learn_plainly(self.job, self.mover, x, y, sign)
 
-    def _gather(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts | None:
+    def _gather(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts | None:
         """All minibatches in one go, where the engine can and the split holds flat plain bytes."""
-        plain = split.images.ndim == 2 and split.normalisation is None
-        bytes_ = plain and split.images.dtype == torch.uint8 and split.classes <= 256
-        if not (self.gathers and bytes_ and split.classes == self.readout.width):
+        flat = split.plain_bytes and split.images.ndim == 2 and split.classes <= 256
+        if not (self.gathers and flat and split.classes == self.readout.width):
             return None
         images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
         with self.restoring() as restore:
@@ -201,7 +200,7 @@ class Engine(ABC):
         self.relaxation, counts = found
         return counts
 
-    def _step_through(self, split: Split, index: Tensor, signs: Tensor | None) -> Counts:
+    def _step_through(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts:
         """`run` for any split, one step per minibatch: it raises at the one that fails."""
         counts = None
         with self.restoring(copy=len(index) > 1):  # one step restores itself
@@ -267,7 +266,7 @@ class Engine(ABC):
         whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
-    def check_run(self, split: Split, index: Tensor, signs: Tensor | None) -> Tensor:
+    def check_run(self, split: Samples, index: Tensor, signs: Tensor | None) -> Tensor:
         """The minibatches [M, *ensemble, batch], also where all members are given the same."""
         net, shape = self.model, list(index.shape)
         images, labels = split.images, split.labels

@@ -24,7 +24,7 @@ from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.job import Job
 from eqprop.engines.layered import layered_obstacle
 from eqprop.network import Network
-from eqprop.rules import TwoPhase
+from eqprop.rules import Rule
 from eqprop.synapses import Dense
 from eqprop.timesteps import RealTime
 from eqprop.update_slope import UpdateSlope
@@ -64,7 +64,6 @@ class TelescopedEngine(Engine):
 
     def _minibatch(self, batch: int) -> _Minibatch:
         assert isinstance(self.model, Network)
-        assert isinstance(self.rule, TwoPhase)
         places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
         if places != self._places:  # where a graph would look for them in vain
             self._minibatches, self._places = {}, places
@@ -81,7 +80,7 @@ class _Minibatch:
     """
 
     def __init__(
-        self, net: Network, rule: TwoPhase, rates: Mapping[str, float | Tensor], batch: int
+        self, net: Network, rule: Rule, rates: Mapping[str, float | Tensor], batch: int
     ) -> None:
         self.net, self.rule, self.B = net, rule, batch
         self.E, self.L = math.prod(net.ensemble), len(net.layers)
@@ -373,7 +372,7 @@ class _Minibatch:
         kept = range(1, self.L) if keep_totals else ()
         total_f = [torch.zeros_like(self.forward_weight[k]) for k in kept]
         total_b = [torch.zeros_like(self.backward_weight[k]) for k in kept]
-        for _ in range(self.rule.nudged_steps):
+        for _ in range(self.rule.horizon):
             s_next, slopes = [], []
             for k in range(self.L):
                 drive = self.drive[k]

@@ -22,14 +22,13 @@ from eqprop.engines.job import Job
 from eqprop.engines.layered import ACTIVATIONS, layered_obstacle
 from eqprop.engines.native.build import library
 from eqprop.network import Network
-from eqprop.rules import EP, VF, ContinualEP, ContinualVF, TwoPhase
+from eqprop.rules import Rule
 from eqprop.timesteps import RealTime
 
 __all__ = ["CannotBuild", "NativeEngine"]
 
 MAX_LAYERS, MAX_THREADS = 8, 256
 LIMIT = 2**31 - 256  # room to round up to whole vectors
-RULES = {EP: 0, ContinualEP: 1, VF: 2, ContinualVF: 3}
 SLOPES = {"all": 0, "hidden": 1, "none": 2}
 UPDATE_SLOPES = {"none": 0, "own": 1, "full": 2}
 
@@ -105,7 +104,6 @@ class NativeEngine(Engine):
         super().__init__(job)
         model, rule = self.model, self.rule
         assert isinstance(model, Network)
-        assert isinstance(rule, TwoPhase)
         self._library = library(model.dtype)
         self._library.scratch_bytes.restype = ctypes.c_size_t
         self._library.problem_bytes.restype = ctypes.c_size_t
@@ -116,14 +114,17 @@ class NativeEngine(Engine):
         self._columns: list[Tensor] = []  # keeps what the problem points to alive
         self._problem = self._describe(model, rule)
 
-    def _describe(self, net: Network, rule: TwoPhase) -> _Problem:
+    def _describe(self, net: Network, rule: Rule) -> _Problem:
         """All that does not change from one minibatch to the next."""
         p = _Problem()
         _check_counts(inputs=net.input_size, networks=math.prod(net.ensemble))
         _check_counts(**dict(zip(net.layer_names, net.layer_sizes, strict=True)))
         p.layers, p.inputs, p.members = len(net.layers), net.input_size, math.prod(net.ensemble)
         p.size[: p.layers] = net.layer_sizes
-        p.rule, p.activation = RULES[type(rule)], ACTIVATIONS[net.activations[0]]
+        p.rule, p.activation = (
+            2 * rule.vector_field + rule.continual,
+            ACTIVATIONS[net.activations[0]],
+        )
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
         p.update_slope = UPDATE_SLOPES[rule.update_slope]
@@ -150,10 +151,9 @@ class NativeEngine(Engine):
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         rule, p = self.rule, self._problem
-        assert isinstance(rule, TwoPhase)
         beta, targets = self.betas(sign), self.targets(y, x.shape[-2])
         p.y, p.shared_y, p.beta = targets.data_ptr(), targets.ndim == 2, beta.data_ptr()
-        relaxation = self._call_on(x, rule.free_steps, rule.nudged_steps)
+        relaxation = self._call_on(x, rule.free_steps, rule.horizon)
         if relaxation is not None:
             warn_unless_settled(relaxation)
         return relaxation
@@ -167,7 +167,6 @@ class NativeEngine(Engine):
         """All minibatches in one call, gathered by the kernel."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
         beta = self.all_betas(len(index), signs).contiguous()
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         pixel = net.input_activation(bytes_).contiguous()
@@ -177,7 +176,7 @@ class NativeEngine(Engine):
         p.pixel, p.beta, p.minibatches = pixel.data_ptr(), beta.data_ptr(), len(index)
         p.wrong, p.loss = counts[0].data_ptr(), counts[1].data_ptr()
         p.progress = progress.data_ptr()
-        relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.nudged_steps)
+        relaxation = self._call("learn", index.shape[-1], rule.free_steps, rule.horizon)
         if relaxation is None:
             return None
         warn_unless_settled(relaxation)
@@ -195,7 +194,6 @@ class NativeEngine(Engine):
         """Run the kernel; None where something is not finite in a member."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
         _check_counts(batch=B, pixels=B * p.inputs, minibatches=p.minibatches)
         dtype = net.dtype
         state = tuple(torch.empty(*net.ensemble, B, n, dtype=dtype) for n in net.layer_sizes)

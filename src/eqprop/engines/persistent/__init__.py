@@ -22,7 +22,7 @@ from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
 from eqprop.engines.telescoped import TelescopedEngine
 from eqprop.network import Network
-from eqprop.rules import TwoPhase
+from eqprop.rules import Rule
 from eqprop.timesteps import RealTime
 from eqprop.update_slope import UpdateSlope, as_update_slope
 
@@ -163,7 +163,6 @@ class PersistentEngine(Engine):
     def _constants(self, batch: int, cluster: int, relaxes: bool) -> dict[str, int]:
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
         if batch > MOST_ROWS:
             raise CannotBuild(f"a batch of more than {MOST_ROWS}")
         *hidden, outputs = net.layer_sizes
@@ -224,14 +223,13 @@ class PersistentEngine(Engine):
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
         problem = self._problem(x.shape[-2], rule.free_steps)
         problem.x, problem.y = (
             self._flat(net.input_activation(x)),
             self._flat(self.targets(y, x.shape[-2])),
         )
         problem.beta = self.betas(sign).to(self.device, net.dtype)
-        problem.nudged_steps = rule.nudged_steps
+        problem.nudged_steps = rule.horizon
         relaxation = self._launch(problem, x.shape[-2])
         return relaxation if self.healthy(relaxation.state) else None
 
@@ -241,12 +239,11 @@ class PersistentEngine(Engine):
         """All minibatches in one launch, gathered by the kernel."""
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
         problem = self._problem(index.shape[-1], rule.free_steps)
         beta = self.all_betas(len(index), signs)
         problem.beta = beta.to(self.device, net.dtype).contiguous()
-        problem.nudged_steps = rule.nudged_steps
+        problem.nudged_steps = rule.horizon
         problem.images, problem.labels = images, labels
         problem.index = index.reshape(len(index), self._members, -1)
         problem.pixel = net.input_activation(bytes_).to(self.device)
@@ -286,7 +283,6 @@ class PersistentEngine(Engine):
         """All but the samples; where the states go."""
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
-        assert isinstance(rule, TwoPhase)
         synapses = range(len(net.synapses))
 
         def parameter(k: int, field: str) -> Tensor | None:
