@@ -121,10 +121,8 @@ class NativeEngine(Engine):
         _check_counts(**dict(zip(net.layer_names, net.layer_sizes, strict=True)))
         p.layers, p.inputs, p.members = len(net.layers), net.input_size, math.prod(net.ensemble)
         p.size[: p.layers] = net.layer_sizes
-        p.rule, p.activation = (
-            2 * rule.vector_field + rule.continual,
-            ACTIVATIONS[net.activations[0]],
-        )
+        p.rule = 2 * rule.vector_field + rule.continual
+        p.activation = ACTIVATIONS[net.activations[0]]
         if isinstance(net.time, RealTime):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
         p.update_slope = UPDATE_SLOPES[rule.update_slope]

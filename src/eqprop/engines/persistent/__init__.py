@@ -22,7 +22,6 @@ from eqprop.engines.persistent.build import Kernel, compiled
 from eqprop.engines.persistent.problem import Problem
 from eqprop.engines.telescoped import TelescopedEngine
 from eqprop.network import Network
-from eqprop.rules import Rule
 from eqprop.timesteps import RealTime
 from eqprop.update_slope import UpdateSlope, as_update_slope
 
