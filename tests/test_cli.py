@@ -538,6 +538,7 @@ def test_incomplete_file_of_a_run_is_named(
     assert cli(command, folder).error.startswith(f"{folder / name}: damaged")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content", [None, b"", b"\xff{ damaged", b"3", b'{"epochs": 100, "test_error": {"mean": 0}}']
 )

@@ -29,6 +29,8 @@ from eqprop.runs.log import Log
 from eqprop.runs.progress import Progress
 
 Cli = Callable[..., Any]
+pytestmark = pytest.mark.slow  # most of these train
+
 RECIPE = {
     "layers": "784,12,10",
     "learning_rates": "0.01,0.005",

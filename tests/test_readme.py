@@ -44,6 +44,7 @@ def test_the_optimiser_loop_learns_mnist(mnist):
     assert loop_error(mnist) < 20
 
 
+@pytest.mark.slow
 def test_a_continual_rule_learns_with_plain_descent_and_not_with_adam(mnist):
     """As the text says. They end near 40 % and 90 %."""
     (sgd,) = re.findall(r"`(torch\.optim\.SGD\([^`]*)`", README)

@@ -247,6 +247,7 @@ print("the same")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reference", *FAST])
 def test_threads_that_share_an_engine_wait_for_each_other(kind):
     """The same minibatch from four threads: as many steps as one thread takes, bit by bit."""
@@ -305,6 +306,7 @@ def test_a_number_of_threads_that_cannot_be(threads):
         eqprop.make_engine(a_network(), RULE, 0.1, threads=threads)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_more_threads_than_the_system_grants_are_done_without():
     """Memory is left for the stacks of some of them: the numbers are the same."""
@@ -330,6 +332,7 @@ def test_more_threads_than_the_system_grants_are_done_without():
     assert done.stdout == "the same\n"
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_forked_process_and_engines_in_several_threads_have_threads_to_work_with():
     """The helpers of the parent are not in the child; two engines at once share them out."""

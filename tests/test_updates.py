@@ -180,6 +180,7 @@ def untied(convolution, shared_update):
     return eqprop.Network([Input((1, 6, 6)), *layers], synapses, dtype=torch.float64, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convolution", [False, True])
 def test_decay_aligns_weights_that_share_their_updates(convolution):
     """Kolen and Pollack: what two weights with equal updates began with decays. Without decay
