@@ -82,12 +82,12 @@ DEFECTS = (
     Defect(
         "C-VF: half of each update with σ′ at the weights that the other half has moved",
         "rules/vector_field.py",
-        "            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, change))",
+        "            yield Step(neurons, synapse_updates(trial, change, beta))",
         "            half = {name: g / 2 for name, g in change.items()}\n"
-        "            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, half))\n"
+        "            yield Step(neurons, synapse_updates(trial, half, beta))\n"
         "            late = trial.model.vector_field_gradient(trial.x, s, ds, self.update_slope)\n"
         "            half = {name: g / 2 for name, g in late.items()}\n"
-        "            yield Step(neuron_updates(trial, s, s_next), synapse_updates(trial, half))",
+        "            yield Step(neurons, synapse_updates(trial, half, beta))",
         "test_update_slope.py::test_a_minibatch_is_the_loop_over_time",
     ),
     Defect(
@@ -169,21 +169,21 @@ DEFECTS = (
     ),
     Defect(
         "VF on tied weights: W where Wᵀ belongs in the backward share",
-        "synapses.py",
+        "synapses/dense.py",
         "return self._named(forward + backward.mT, None, d_post)",
         "return self._named(forward, None, d_post)",
         "test_networks.py::test_vector_field_gradient_is_the_transposed_jacobian",
     ),
     Defect(
         "within a layer: the ½ of ½ sᵀWs dropped from ∂φ/∂W",
-        "synapses.py",
+        "synapses/dense.py",
         "product = 0.5 * product * self.block_mask",
         "product = product * self.block_mask",
         "test_topologies.py::test_phi_gradient_is_autograd_of_phi",
     ),
     Defect(
         "feedback through the forward weight although a backward weight exists",
-        "synapses.py",
+        "synapses/dense.py",
         "self.weight.mT if self.backward_weight is None else self.backward_weight",
         "self.weight.mT",
         "test_networks.py::test_the_condensed_form_is_the_layered_network_in_discrete_time",
@@ -191,15 +191,15 @@ DEFECTS = (
     Defect(
         "nudge away from the target",
         "dynamics.py",
-        "output - strength * cost_gradient",
-        "output + strength * cost_gradient",
+        "s_next[i] - strength * gradient",
+        "s_next[i] + strength * gradient",
         "test_networks.py::test_the_nudge_is_beta_epsilon_times_y_minus_output_outside_sigma",
     ),
     Defect(
         "nudge without the factor ε of real time",
         "dynamics.py",
-        "strength = per_member(beta, output, model.ensemble) * model.nudge_scale",
-        "strength = per_member(beta, output, model.ensemble)",
+        "strength = per_member(beta, gradient, model.ensemble) * model.nudge_scale",
+        "strength = per_member(beta, gradient, model.ensemble)",
         "test_networks.py::test_the_nudge_is_beta_epsilon_times_y_minus_output_outside_sigma",
     ),
     Defect(
@@ -253,7 +253,7 @@ DEFECTS = (
     ),
     Defect(
         "sign flips with probability 1 − cos Ψ",
-        "synapses.py",
+        "initial.py",
         "p = 0.5 * (1 - math.cos(math.radians(angle)))",
         "p = 1 - math.cos(math.radians(angle))",
         "test_initialisation.py::test_the_share_of_flipped_signs_is_half_of_one_minus_cosine",
@@ -261,7 +261,7 @@ DEFECTS = (
     Defect(
         "update_slope full: σ′ at the state in place of the drive",
         "network.py",
-        "sigma.slope(self._drive(i, rates, held)) * ds[i]",
+        "sigma.slope(drives[i]) * ds[i]",
         "sigma.slope(s[i]) * ds[i]",
         "test_asymmetric.py::test_with_a_symmetric_jacobian_the_updates_follow_bptt_to_first_order_in_beta",
     ),
@@ -296,8 +296,8 @@ DEFECTS = (
     Defect(
         "learning rates from output to input",
         "engines/descent.py",
-        'given[int(name.split(".")[1])]',
-        'given[-1 - int(name.split(".")[1])]',
+        "zip(groups, given, strict=True)",
+        "zip(groups, given[::-1], strict=True)",
         "test_engine.py::test_a_list_of_learning_rates_runs_over_synapses_from_input_to_output",
     ),
     Defect(
@@ -342,6 +342,55 @@ DEFECTS = (
         "and warps * strip >= slice_",
         "",
         "test_persistent.py::test_one_minibatch",
+    ),
+    Defect(
+        "centred nudging: both phases with the same sign",
+        "nudging.py",
+        "return (beta, -beta)",
+        "return (beta, beta)",
+        "test_nudging.py::test_the_error_of_centred_nudging_falls_as_beta_squared",
+    ),
+    Defect(
+        "continual and centred: the sum of both phases instead of their mean",
+        "rules/two_phase.py",
+        "{name: value / n for name, value in items}",
+        "dict(items)",
+        "test_nudging.py::test_continual_centred_on_the_toy_model_in_closed_form",
+    ),
+    Defect(
+        "convolution: what was pooled goes back to the first position",
+        "synapses/conv2d.py",
+        "winners.flatten(2)",
+        "(winners * 0).flatten(2)",
+        "test_convolution.py::test_drives_are_those_of_the_unrolled_network",
+    ),
+    Defect(
+        "convolution: the state before in place of its change in the backward share",
+        "synapses/conv2d.py",
+        "self._weight_gradient(d_pre, self._spread(post, winners))",
+        "self._weight_gradient(pre, self._spread(post, winners))",
+        "test_convolution.py::test_vector_field_updates_are_the_derivatives_of_the_drives",
+    ),
+    Defect(
+        "cross-entropy: the read-out learns from the sum over the batch",
+        "readouts.py",
+        '"weight": self._read(s).mT @ errors / batch',
+        '"weight": self._read(s).mT @ errors',
+        "test_readouts.py::test_backward_gradients_are_those_of_autograd",
+    ),
+    Defect(
+        "updates: a step that fails leaves its momentum",
+        "engines/engine.py",
+        "            if remembered:\n",
+        "            if False:\n",
+        "test_updates.py::test_a_step_that_fails_forgets_what_it_remembered",
+    ),
+    Defect(
+        "colouring: layers that are joined move together",
+        "colouring.py",
+        "if c not in taken[v]",
+        "if c not in list(taken[v])[1:]",
+        "test_dynamics.py::test_colours_are_proper_and_two_wherever_two_are_enough",
     ),
 )
 
