@@ -30,7 +30,7 @@ bench: setup  ## Check that the engines agree, then measure their speed (results
 
 test: quick slow mutation  ## Run all checks: quick, then slow, then mutation.
 
-quick: lint types  ## Run lint, types and the fast tests, in about two minutes.
+quick: lint types  ## Run lint, types and the fast tests, in about a minute and a half.
 	$(PYTEST) -m "not slow"
 
 slow: setup browser  ## Run the slow tests.
