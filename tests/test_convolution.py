@@ -202,6 +202,47 @@ def test_f_is_the_derivative_of_phi_in_real_time():
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
 
 
+def four_neurons_and_their_maximum(time):
+    """The maximum is transmitted as a negative rate, so feedback makes the winner lose."""
+    net = eqprop.Network(
+        [Input(1), Layer("four", (1, 2, 2)), Layer("most", (1, 1, 1))],
+        [Dense("input", "four"), Conv2d("four", "most", kernel=1, pool=2, bias=True)],
+        time=time, activation="tanh", dtype=torch.float64,
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, value in (("0.weight", 0.5), ("1.weight", 1.0), ("1.bias", -1.5)):
+            net.get_parameter(f"synapses.{name}").fill_(value)
+    return net
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_winners_may_alternate_for_ever_also_with_layers_in_turn(in_turn):
+    net, x = four_neurons_and_their_maximum(eqprop.Discrete()), torch.ones(1, 1).double()
+    moves = 2 if in_turn else 1  # steps after which the four have moved
+    free, next_, after = (eqprop.relax(net, x, 1000 + k * moves, in_turn=in_turn) for k in range(3))
+    losers = [int(each.state[0].flatten().argmin()) for each in (free, next_, after)]
+    assert losers in ([0, 1, 0], [1, 0, 1])
+    torch.testing.assert_close(free.state, after.state, rtol=0, atol=1e-14)
+    high, low = math.tanh(0.5), math.tanh(0.5 + math.tanh(math.tanh(0.5) - 1.5))
+    assert free.residual == pytest.approx(high - low, abs=1e-14)
+
+
+def test_in_real_time_the_winners_tremble_in_proportion_to_dt():
+    x, residuals = torch.ones(1, 1).double(), []
+    for dt in (0.02, 0.01):
+        net = four_neurons_and_their_maximum(eqprop.RealTime(dt))
+        residuals.append(eqprop.relax(net, x, 4000).residual)
+    assert residuals[1] > 1e-3
+    assert residuals[0] / residuals[1] == pytest.approx(2, rel=0.1)
+
+
+def test_pooling_is_refused_where_neurons_take_complex_values():
+    net, (x, y) = a_network(), a_minibatch()
+    rule = eqprop.EP(nudging=eqprop.Holomorphic(0.1, 4), free_steps=5, nudged_steps=2)
+    with pytest.raises(ValueError, match="Holomorphic needs analytic functions, and Conv2d"):
+        rule.gradients(net, x, y)
+
+
 def test_updates_follow_bptt_step_by_step():
     """Δ(t) = −∇(t) to first order in β, for every layer, kernel and bias."""
     net, (x, y) = a_network(time=eqprop.RealTime(0.5)), a_minibatch()

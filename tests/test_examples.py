@@ -1,13 +1,17 @@
 """Oracle: the theorem. What the examples build has the property that they claim."""
 
+import re
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 
 import eqprop
 
-PAPER_NETWORKS = Path(__file__).parent.parent / "examples" / "paper_networks.py"
+ROOT = Path(__file__).parent.parent
+PAPER_NETWORKS = ROOT / "examples" / "paper_networks.py"
+NUDGING = ROOT / "examples" / "nudging.py"
 
 
 def test_the_paper_networks_example_makes_the_jacobian_symmetric_and_keeps_the_steady_state():
@@ -34,3 +38,22 @@ def test_the_paper_networks_example_makes_the_jacobian_symmetric_and_keeps_the_s
         angle[slope] = eqprop.gddcheck(balanced, rule, x, y).angle
     assert angle["none"] > 1
     assert angle["full"] < 0.1
+
+
+def numbers(table):
+    """The rows of a Markdown table, without its head."""
+    cells = [line.strip("| ").split("|") for line in table.strip().splitlines()[2:]]
+    return [float(cell) for row in cells for cell in row]
+
+
+@pytest.mark.slow
+def test_the_tables_of_the_nudging_page_are_what_the_script_prints(capsys):
+    page = (ROOT / "docs" / "nudging.md").read_text()
+    text = page.partition("<!-- python examples/nudging.py -->")[2].partition("<!-- end -->")[0]
+    written = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    runpy.run_path(str(NUDGING), run_name="__main__")
+    printed = capsys.readouterr().out.strip().split("\n\n")
+    assert len(written) == len(printed) == 2
+    for ours, script in zip(written, printed, strict=True):
+        assert ours.splitlines()[0] == script.splitlines()[0]
+        assert numbers(ours) == pytest.approx(numbers(script), rel=0.06)  # two digits

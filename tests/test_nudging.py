@@ -207,6 +207,48 @@ def test_continual_centred_on_the_toy_model_in_closed_form():
     assert float(net.theta) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(("beta", "eta"), [(0.1, 0.05), (0.2, 0.02), (0.05, 0.001)])
+def test_a_stored_steady_state_costs_eta_over_eight_beta(beta, eta):
+    """The toy model with K → ∞, as docs/nudging.md derives it: with s_* stored for the second
+    phase, and with the steady state of the moved θ found again.
+    """
+    theta, a, x = 1.3, eta / (4 * beta), torch.zeros(1, 1, dtype=torch.float64)
+    settings = {"free_steps": 60, "nudged_steps": 400}
+    net = eqprop.toy_model(theta)
+    rule = eqprop.ContinualEP(nudging=Centred(beta), **settings)
+    eqprop.make_engine(net, rule, eta).step(x, x)
+    first = -(eta / 2) * theta / (1 - a + 2 * beta)
+    stored = first - a * (first + 2 * beta * theta) / (1 + a - 2 * beta)
+    assert float(net.theta) - theta == pytest.approx(stored, abs=1e-13)
+
+    again = eqprop.toy_model(theta)
+    for sign in (1, -1):  # two minibatches of one phase each: the second relaxes anew
+        rule = eqprop.ContinualEP(beta=sign * beta, **settings)
+        eqprop.make_engine(again, rule, eta / 2).step(x, x)
+    found = float(again.theta) - theta
+    expected = first - (eta / 2) * (theta + first) / (1 + a - 2 * beta)
+    assert found == pytest.approx(expected, abs=1e-13)
+
+    whole = -eta * theta / (1 - 4 * beta**2)
+    near = eta / (1 - 4 * beta**2)
+    second_order = 3 * (near + eta / (8 * beta)) ** 2
+    assert stored / whole == pytest.approx(1 - near - eta / (8 * beta), abs=second_order)
+    assert found / whole == pytest.approx(1 - near - eta / 4, abs=second_order)
+
+
+def test_the_mean_over_a_random_sign_is_centred_nudging():
+    net, (x, y) = a_network(), a_minibatch()
+    settings = {"free_steps": 100, "nudged_steps": 40}
+    drawn = eqprop.EP(nudging=RandomSign(0.2), **settings)
+    both = []
+    for sign in (1, -1):
+        (found,) = drawn.gradients(net, x, y, sign=torch.tensor(sign))
+        both.append(torch.cat([found[name].flatten() for name, _ in net.named_parameters()]))
+    centred = gradient(net, eqprop.EP(nudging=Centred(0.2), **settings), x, y)
+    torch.testing.assert_close((both[0] + both[1]) / 2, centred, rtol=0, atol=1e-13)
+    assert float((both[0] - both[1]).norm() / centred.norm()) > 0.1
+
+
 def test_engines_run_only_the_nudging_they_know():
     net = eqprop.layered(4, 5, 3, dtype=torch.float64)
     rule = eqprop.EP(nudging=Centred(0.1), free_steps=8, nudged_steps=3)

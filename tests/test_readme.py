@@ -8,8 +8,14 @@ import torch
 
 import eqprop
 
+
+def python_blocks(text: str) -> list[str]:
+    """The examples of a Markdown text."""
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+EXAMPLES = python_blocks(README)
 
 
 def test_the_examples_run_in_order(capsys):

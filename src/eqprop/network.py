@@ -316,12 +316,12 @@ class Network(Model):
         """
         chain = [(None, 0), *pairwise(range(len(self.layers)))]
         flat = all(len(shape) == 1 for shape in (self.input.shape, *self.layer_shapes))
-        dense = all(isinstance(synapse, Dense) for synapse in self.synapses)
+        dense = all(type(synapse) is Dense for synapse in self.synapses)  # not one of your own
         return flat and dense and list(self._ends) == chain
 
     def split(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of layers with no synapse inside a group, the first with the first layer. As few
-        as a proper colouring of the graph needs: two for a chain, odd depths and even ones.
+        """Groups of layers with no synapse inside a group, the first with the first layer. Two
+        where two are enough, as in a chain (odd depths and even ones), and few elsewhere.
         """
         for i, name in enumerate(self.layer_names):
             if (i, i) in self._ends:

@@ -63,8 +63,9 @@ def make_engine(
         frozen: names of parameters that do not move. Default: none.
         threads: how many threads the compiled engine uses, 1 to 256. Default: one per core.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(KINDS)}")
+    kinds = ("auto", *ENGINES)  # some may have been added
+    if kind not in kinds:
+        raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(kinds)}")
     if not isinstance(model, Model):
         raise ValueError(
             f"model must be a Network or another Model of eqprop, not {type(model).__name__}"
@@ -98,6 +99,7 @@ def make_engine(
 
 
 __all__ = [
+    "ENGINES",
     "KINDS",
     "MAX_THREADS",
     "Engine",

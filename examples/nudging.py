@@ -1,0 +1,94 @@
+"""Print the tables of docs/nudging.md: how far each nudging is from the gradient.
+
+The exact gradient is that of RBP at the steady state. The network is a 4-5-3 with tanh in real
+time, in float64, with phases of 600 steps.
+"""
+
+import torch
+from torch import Tensor
+
+import eqprop
+from eqprop import Centred, Holomorphic, OneSided, Rule
+
+BETAS = (0.4, 0.2, 0.1, 0.05, 0.025)
+POINTS = (4, 8)
+STEPS = 600
+CONTINUAL = tuple((eta, beta) for eta in (0.001, 0.0005) for beta in (0.1, 0.05, 0.025))
+
+
+def network() -> eqprop.Network:
+    time = eqprop.RealTime(dt=0.5)
+    return eqprop.layered(4, 5, 3, time=time, activation="tanh", dtype=torch.float64, seed=1)
+
+
+def minibatch() -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(6, 4, generator=source, dtype=torch.float64)
+    return x, torch.rand(6, 3, generator=source, dtype=torch.float64)
+
+
+def gradient(rule: Rule) -> Tensor:
+    """The one gradient of a rule, all parameters in one vector."""
+    (found,) = rule.gradients(network(), *minibatch())
+    return torch.cat([part.flatten() for part in found.values()])
+
+
+def moved(rule: Rule, eta: float) -> Tensor:
+    """What one step of learning adds to the parameters, divided by −η."""
+    net, before = network(), network()
+    eqprop.make_engine(net, rule, eta, "reference").step(*minibatch())
+    pairs = zip(before.parameters(), net.parameters(), strict=True)
+    return torch.cat([((p - q) / eta).flatten() for p, q in pairs])
+
+
+def ep(nudging: eqprop.Nudging) -> eqprop.EP:
+    return eqprop.EP(nudging=nudging, free_steps=STEPS, nudged_steps=STEPS)
+
+
+def accuracy() -> list[list[float]]:
+    """For each β: the relative errors of one-sided, centred and holomorphic nudging, and the
+    standard deviation of a random sign.
+    """
+    exact = gradient(eqprop.RBP(free_steps=STEPS, backward_steps=STEPS))
+
+    def size(difference: Tensor) -> float:
+        return float(difference.norm() / exact.norm())
+
+    rows = []
+    for beta in BETAS:
+        plus, minus = gradient(ep(OneSided(beta))), gradient(ep(OneSided(-beta)))
+        circles = [gradient(ep(Holomorphic(beta, n))) for n in POINTS]
+        errors = [found - exact for found in (plus, gradient(ep(Centred(beta))), *circles)]
+        rows.append([beta, *(size(error) for error in errors), size((plus - minus) / 2)])
+    return rows
+
+
+def continual() -> list[list[float]]:
+    """For each (η, β): how far C-EP is from EP, both with centred nudging, relative to EP."""
+    rows = []
+    for eta, beta in CONTINUAL:
+        steps = {"nudging": Centred(beta), "free_steps": STEPS, "nudged_steps": STEPS}
+        whole, parts = (moved(kind(**steps), eta) for kind in (eqprop.EP, eqprop.ContinualEP))
+        rows.append([eta, beta, float((parts - whole).norm() / whole.norm())])
+    return rows
+
+
+def table(head: list[str], rows: list[list[float]], settings: int) -> str:
+    """A Markdown table; the first numbers of a row are its settings, the others are measured."""
+    lines = [head, ["---:"] * len(head)]
+    for row in rows:
+        known, found = row[:settings], row[settings:]
+        lines.append([*(f"{value:g}" for value in known), *(f"{value:.1e}" for value in found)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    circles = [f"{n} points" for n in POINTS]
+    print(table(["β", "one-sided", "centred", *circles, "sign: deviation"], accuracy(), 1))
+    print()
+    print(table(["η", "β", "C-EP against EP"], continual(), 2))
+
+
+if __name__ == "__main__":
+    main()
