@@ -225,3 +225,30 @@ def test_shared_updates_are_the_sum_of_both(convolution):
 def test_shared_updates_need_two_weights():
     with pytest.raises(ValueError, match="shared_update needs untied weights"):
         Dense("a", "b", shared_update=True)
+
+
+def test_an_update_that_says_it_is_linear_must_be():
+    class Own(SGD):
+        def mover(self, model, rates):
+            return Optimiser(torch.optim.Adam).mover(model, rates)
+
+    with pytest.raises(
+        ValueError, match="Own says that it is linear, so its mover must be Descent"
+    ):
+        eqprop.make_engine(a_network(), RULE, 0.1, update=Own())
+
+
+def test_a_network_with_methods_of_its_own_is_not_run_as_another():
+    class Doubled(eqprop.Network):
+        def hold(self, x):
+            return {i: 2 * drive for i, drive in super().hold(x).items()}
+
+    class Named(eqprop.Network):
+        def __init__(self):
+            super().__init__([Input(4), Layer("o", 3)], [Dense("input", "o")])
+
+    net = Doubled([Input(4), Layer("o", 3)], [Dense("input", "o")])
+    assert type(eqprop.make_engine(net, RULE, 0.1)).__name__ == "ReferenceEngine"
+    with pytest.raises(ValueError, match="cannot run a Doubled with methods of its own"):
+        eqprop.make_engine(net, RULE, 0.1, "native")
+    assert type(eqprop.make_engine(Named(), RULE, 0.1)).__name__ != "ReferenceEngine"

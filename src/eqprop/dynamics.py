@@ -107,7 +107,7 @@ def relax(
             itself. Default None: take exactly `steps` steps.
         in_turn: move the groups of layers of `model.split()` in turn, one group per step: less
             work, the same steady states, and none of the alternation between two of them that
-            synchronous steps allow. Default False.
+            synchronous steps of dense layers allow. Default False.
         state: s_0, one tensor per layer. Default None: zero.
         keep: how many states to record from the end of the way, for BPTT. Default 0.
     """

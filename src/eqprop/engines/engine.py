@@ -24,6 +24,7 @@ from eqprop.engines.descent import learn_plainly
 from eqprop.engines.job import Job
 from eqprop.engines.samples import Samples
 from eqprop.seeds import generator
+from eqprop.updates import Descent
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Engine(ABC):
         self.job, self.model, self.rule, self.rates = job, model, job.rule, job.rates
         self.readout = job.readout
         self.mover = job.update.mover(model, job.rates)
+        if job.update.linear and not isinstance(self.mover, Descent):
+            raise ValueError(
+                f"update {type(job.update).__name__} says that it is linear, so its mover must be "
+                f"Descent(...), not {type(self.mover).__name__}"
+            )
         self.relaxation: Relaxation | None = None
         self._sign_sources = [generator(seed, "beta sign") for seed in model.seeds]
         self._made_for = {

@@ -12,6 +12,7 @@ from eqprop.nudging import OneSided, RandomSign
 from eqprop.readouts import OutputLayer
 from eqprop.rules import EP, VF, ContinualEP, ContinualVF
 
+COMPUTED = ("forward", "hold", "output", "phi_gradient", "vector_field_gradient")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 
 
@@ -31,6 +32,8 @@ def layered_obstacle(job: Job) -> str | None:
         return "an update other than plain descent"
     if not isinstance(model, Network) or not model.is_chain():
         return "a model that is not a chain of dense layers"
+    if any(getattr(type(model), name) is not getattr(Network, name) for name in COMPUTED):
+        return f"a {type(model).__name__} with methods of its own"
     if any(synapse.shared_update for synapse in model.synapses):
         return "synapses that share their updates"
     if len(set(model.activations)) > 1 or model.activations[0] not in ACTIVATIONS:
