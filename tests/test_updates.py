@@ -165,7 +165,7 @@ def test_a_bad_update_is_refused(given, message):
 
 
 def untied(convolution, shared_update):
-    """Two layers with weights at right angles, or three of which two are joined by a convolution."""
+    """Two layers with weights at right angles, or three with a convolution between two of them."""
     free = {"tied": False, "angle": 90, "shared_update": shared_update}
     if convolution:
         layers = [Layer("a", (4, 6, 6)), Layer("b", (4, 3, 3)), Layer("out", 3)]
