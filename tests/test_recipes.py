@@ -378,6 +378,30 @@ def test_override_is_read_as_a_typed_value(text: str, expected: tuple[str, objec
     assert parse_override(text) == expected
 
 
+def test_every_field_has_a_short_name_of_its_own() -> None:
+    assert {recipes.PATHS[recipes.SHORT[path]] for path in FIELDS} == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("word", "path", "value"),
+    [
+        ("free_steps=7", "rule.free_steps", 7),
+        ("beta=0.7", "nudging.beta", 0.7),
+        ("nudging=centred", "nudging.kind", "centred"),
+        ("random_sign=false", "nudging.kind", "one-sided"),
+        ("rule=vf", "rule.name", "vf"),
+        ("data=fashion-mnist", "data.name", "fashion-mnist"),
+        ("name=mine", "name", "mine"),
+        ("layers=784,30,10", "network.layers", (784, 30, 10)),
+        ("momentum=0.5", "update.momentum", 0.5),
+    ],
+)
+def test_a_field_may_be_named_without_its_table(word: str, path: str, value: object) -> None:
+    recipe = load("c-vf-1h", dict([parse_override(word)]))
+    assert recipe == load("c-vf-1h", {path: value})
+    assert recipe.values()[path] == value
+
+
 def test_override_unsets_an_optional_field() -> None:
     assert load("rescaled-c-ep-1h").rule.rescale == 1e-5
     assert load("rescaled-c-ep-1h", dict([parse_override("rescale=none")])).rule.rescale is None

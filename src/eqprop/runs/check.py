@@ -68,6 +68,7 @@ class Check:
 
     def __str__(self) -> str:
         names = [f"synapses.{k}" for k in range(len(self.trained.synapses))]
+        names[-1:] = ["readout"] if self.recipe.network.softmax else names[-1:]
         rows = [
             ("as trained", self.trained),
             *([("as trained, −β", self.opposite)] if self.opposite else []),

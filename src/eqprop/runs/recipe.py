@@ -291,14 +291,10 @@ def _check(recipe: Recipe) -> None:
     built = recipe.learning_rule(members)
     if not (network.tied or built.vector_field or built.nudging is None):
         raise ValueError(f"rule {rule.name} needs tied weights: use vf or continual-vf")
-    make_engine(
-        network.smallest.build(members),
-        built,
-        update.rates(members),
-        "reference",
-        update=update.build(recipe.epochs),
-        frozen=update.frozen,
-    )
+    if 0 < built.moving_share < 1 and not update.build(recipe.epochs).linear:
+        raise ValueError("rescale needs plain descent: no momentum, weight_decay or schedule")
+    small = network.smallest.build(members)  # its engine checks the rest, with any update
+    make_engine(small, built, update.rates(members), "reference", frozen=update.frozen)
 
 
 # Words

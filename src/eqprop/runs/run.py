@@ -230,7 +230,7 @@ def evaluate(
             raise UserError(
                 "a network needs data and free_steps: evaluate(net, data, free_steps=40)"
             )
-        found = _dataset(data, None, None, classes=trained.layer_sizes[-1])
+        found = _dataset(data, None, None, classes=trained.readout.width)
         return measure(trained, _part(found, split, trained), free_steps)
     recipe, net, folder = trained.recipe, trained.net, trained.folder
     if net is None:
