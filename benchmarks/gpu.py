@@ -30,9 +30,9 @@ def parity() -> float:
     for row in rows.ROWS:
         recipe = rows.load(row, 3)
         members = recipe.members()
-        plain = recipe.network(members, torch.float64)
+        plain = recipe.network.build(members, torch.float64)
         fast = copy.deepcopy(plain).cuda()
-        rule, rates = recipe.learning_rule(members), recipe.rates(members)
+        rule, rates = recipe.learning_rule(members), recipe.update.rates(members)
         a = eqprop.make_engine(plain, rule, rates, "reference")
         b = eqprop.make_engine(fast, rule, rates, "telescoped")
         for m in range(3):

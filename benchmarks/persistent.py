@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from eqprop import data
 from eqprop.data import Split
 from eqprop.engines.persistent import TURN, CannotBuild, PersistentEngine
 from eqprop.runs import machine
+from eqprop.runs import recipe as recipes
 
 CASES = [
     *(f"{row}:{networks}:0" for row in rows.ROWS for networks in (1, 5, 45, 65)),
@@ -48,8 +48,8 @@ def engine(
 ) -> PersistentEngine:
     """The engine of a row, with some more free and nudged steps."""
     recipe = rows.load(row, networks)
-    T, K = recipe.free_steps + more[0], recipe.nudged_steps + more[1]
-    recipe = replace(recipe, free_steps=T, nudged_steps=K)
+    T, K = recipe.rule.free_steps + more[0], recipe.rule.nudged_steps + more[1]
+    recipe = recipes.changed(recipe, {"free_steps": T, "nudged_steps": K})
     plain = rows.engine(recipe, "telescoped", "cuda")
     return PersistentEngine(plain.job, cluster or None, profile)
 

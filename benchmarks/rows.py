@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import replace
 
 import torch
 
@@ -24,9 +23,9 @@ def load(row: str, seeds: int) -> Recipe:
 
 def engine(recipe: Recipe, kind: str, device: str = "cpu", threads: int | None = None) -> Engine:
     members = recipe.members()
-    net = recipe.network(members).to(device)
+    net = recipe.network.build(members).to(device)
     return eqprop.make_engine(
-        net, recipe.learning_rule(members), recipe.rates(members), kind, threads=threads
+        net, recipe.learning_rule(members), recipe.update.rates(members), kind, threads=threads
     )
 
 
@@ -46,9 +45,9 @@ def microseconds(timed: Engine, train: Split, networks: int, minibatches: int) -
 
 def alone(recipe: Recipe) -> tuple[eqprop.Network, eqprop.Rule, tuple[float, ...]]:
     """The first member as a plain network, for the baseline."""
-    one = replace(recipe, seeds=1)
+    one = recipes.changed(recipe, {"seeds": 1})
     members = one.members()
-    net = one.network(members).member(0)
+    net = one.network.build(members).member(0)
     rule = one.learning_rule(members)
     plain = type(rule)(
         beta=float(members[0].beta), free_steps=rule.free_steps, nudged_steps=rule.nudged_steps

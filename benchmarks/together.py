@@ -22,11 +22,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from eqprop.papers.continual_ep.training import BY_NAME
 from eqprop.runs import machine
+from eqprop.runs import recipe as recipes
 
 LOGS = Path("runs")
 # the networks of the full table and of appendix F.2: 65 with one hidden layer, 60 with two
@@ -58,7 +58,7 @@ def command(run: str, options: argparse.Namespace) -> list[str]:
     if options.share == 1:
         return [*eqprop, "paper", "run", run, "--device", "cuda", "--results", options.results]
     recipe = BY_NAME[run].resolved(quick=False)
-    less = replace(recipe, epochs=max(1, round(options.share * recipe.epochs)))
+    less = recipes.changed(recipe, {"epochs": max(1, round(options.share * recipe.epochs))})
     file = LOGS / f"share-{run}.toml"
     file.write_text(less.to_toml())
     shutil.rmtree(file.with_suffix(""), ignore_errors=True)

@@ -18,7 +18,8 @@ import eqprop
 from eqprop.data import Dataset
 from eqprop.runs import recipe as recipes
 from eqprop.runs.check import Angles, check
-from eqprop.runs.recipe import Member, Recipe
+from eqprop.runs.parts import Member
+from eqprop.runs.recipe import Recipe
 from eqprop.seeds import generator
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ class ByHand:
 
     @property
     def net(self) -> eqprop.Network:
-        return self.recipe.network([self.member], torch.float64)
+        return self.recipe.network.build([self.member], torch.float64)
 
     @property
     def symmetric(self) -> eqprop.Network:
@@ -89,13 +90,25 @@ class ByHand:
 
     def rule(self, member: Member, update_slope: str | None = None) -> eqprop.Rule:
         """The recipe's rule, which leaves the rescaling of η to `rates`."""
-        slope = update_slope or self.recipe.update_slope
-        return replace(self.recipe, rescale=None, update_slope=slope).learning_rule([member])
+        slope = update_slope or self.recipe.rule.update_slope
+        plain = recipes.changed(self.recipe, {"rescale": None, "update_slope": slope})
+        return plain.learning_rule([member])
+
+    @property
+    def random_sign(self) -> bool:
+        return self.recipe.nudging is not None and self.recipe.nudging.kind == "random-sign"
+
+    @property
+    def moving(self) -> float:
+        """The share of η by which weights move during the nudged phase."""
+        rule = self.recipe.rule
+        return (rule.rescale or 1.0) if rule.name.startswith("continual") else 0.0
 
     def rates(self, factor: float) -> dict[str, float] | None:
         """Of all parameters that training moves, times a factor."""
         each = self.member.learning_rates
-        names = [name for name, _ in self.net.named_parameters() if name not in self.recipe.frozen]
+        frozen = self.recipe.update.frozen
+        names = [name for name, _ in self.net.named_parameters() if name not in frozen]
         return {name: factor * each[int(name.split(".")[1])] for name in names} if factor else None
 
     def angles(
@@ -109,7 +122,7 @@ class ByHand:
         net = self.net if net is None else net
         member = self.member if beta is None else replace(self.member, beta=beta)
         rule = self.rule(member, update_slope)
-        T, K = self.recipe.free_steps, self.recipe.nudged_steps
+        T, K = self.recipe.rule.free_steps, self.recipe.rule.nudged_steps
         ours = eqprop.total_update(net, rule, self.x, self.y, learning_rates=self.rates(factor))
         exact = eqprop.total_update(
             net, eqprop.BPTT(free_steps=T, backward_steps=K), self.x, self.y
@@ -136,7 +149,7 @@ def checked(cli: Cli, mnist: Dataset) -> Callable[..., tuple[Printed, ByHand]]:
         words = (f"{key}={value}" for key, value in fields.items())
         recipe = recipes.load(name, dict(map(recipes.parse_override, words)) | {"seeds": 1})
         (member,) = recipe.members()
-        n = recipe.train_samples or len(mnist.train)
+        n = recipe.data.train_samples or len(mnist.train)
         order = torch.randperm(n, generator=generator(member.seed, "check"))
         x, y = mnist.train.shaped((784,)).batch(order[: recipe.batch], torch.float64)
         return Printed(outcome.out), ByHand(recipe, member, x, y)
@@ -169,21 +182,20 @@ def test_every_printed_angle_is_true(
 ) -> None:
     printed, by_hand = checked(name, **fields)
     recipe, member = by_hand.recipe, by_hand.member
-    continual = recipe.rule.startswith("continual")
-    moving = (recipe.rescale or 1.0) if continual else 0.0
+    moving = by_hand.moving
     assert member.beta is not None
     assert_close(printed.row("as trained"), by_hand.angles(factor=moving))
     assert_close(printed.row("weights held still (η → 0)"), by_hand.angles())
     assert_close(printed.row("and β → 0"), by_hand.angles(beta=1e-4))
     still = by_hand.angles(by_hand.symmetric, beta=1e-4)
     assert_close(printed.row("and symmetric weights"), still)
-    can_gain = name == "c-vf-1h" and recipe.update_slope != "full"
+    can_gain = name == "c-vf-1h" and recipe.rule.update_slope != "full"
     assert printed.has_row("and update_slope full") is can_gain
     if can_gain:
         full = by_hand.angles(by_hand.symmetric, beta=1e-4, update_slope="full")
         assert_close(printed.row("and update_slope full"), full)
-    assert printed.has_row("as trained, −β") is recipe.random_sign
-    if recipe.random_sign:
+    assert printed.has_row("as trained, −β") is by_hand.random_sign
+    if by_hand.random_sign:
         opposite = by_hand.angles(beta=-member.beta, factor=moving)
         assert_close(printed.row("as trained, −β"), opposite)
     report = eqprop.gddcheck(
@@ -314,9 +326,9 @@ def test_warning_is_given_above_90_degrees_and_not_below(
     checked: Callable[..., tuple[Printed, ByHand]],
 ) -> None:
     printed, by_hand = checked(name, **fields)
-    moving = 1.0 if by_hand.recipe.rule.startswith("continual") else 0.0
+    moving = by_hand.moving
     worst = by_hand.angles(factor=moving)[0]
-    if by_hand.recipe.random_sign and by_hand.member.beta is not None:
+    if by_hand.random_sign and by_hand.member.beta is not None:
         worst = max(worst, by_hand.angles(beta=-by_hand.member.beta, factor=moving)[0])
     assert (worst > 90) is warns
     last = printed.text.strip().splitlines()[-1]

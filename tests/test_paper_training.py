@@ -39,6 +39,7 @@ from eqprop.report.item import Item, Order, Row
 from eqprop.report.results import Results
 from eqprop.report.verdict import passes
 from eqprop.rules import BPTT
+from eqprop.runs import recipe as recipes
 from eqprop.runs import run as run_module
 from eqprop.runs.check import check
 from eqprop.runs.folder import RunFolder
@@ -68,7 +69,7 @@ def write(
     **fields: Any,
 ) -> RunFolder:
     """A run folder by hand: train errors are half the test errors, None is a frozen member."""
-    recipe = replace(BY_NAME[name].resolved(quick), **fields)
+    recipe = recipes.changed(BY_NAME[name].resolved(quick), fields)
     folder = results.run_folder(name, quick)
     folder.path.mkdir(parents=True)
     folder.recipe_file.write_text(recipe.to_toml())
@@ -146,15 +147,18 @@ def test_a_run_is_its_recipe_but_for_what_its_name_says(run: training.TrainingRu
     full, quick = run.resolved(quick=False), run.resolved(quick=True)
     assert full.name == run.name
     recipe = RUNS[run.recipe].resolved(quick=False)
-    assert set(full.differences(recipe)) <= set(run.overrides) - {"angle"}
+    paths = recipes.PATHS | {"random_sign": "nudging.kind"}
+    varied = {paths[field] for field in run.overrides}
+    assert set(full.differences(recipe)) <= varied - {"network.angle"}
     assert bool(full.differences(recipe)) == bool(run.label) == (run.name != run.recipe)
     assert run.reading
     assert run.label or run.source is not None  # what is judged has a source
-    assert len(full.members()) == (5 if full.tied else 45)
-    assert len(quick.members()) == (2 if full.tied else 6)
+    assert len(full.members()) == (5 if full.network.tied else 45)
+    assert len(quick.members()) == (2 if full.network.tied else 6)
     assert (quick.epochs, set(quick.differences(full))) == (
         2,
-        {"seeds", "train_samples", "test_samples"} | (set() if full.tied else {"angle"}),
+        {"seeds", "data.train_samples", "data.test_samples"}
+        | (set() if full.network.tied else {"network.angle"}),
     )
 
 
@@ -164,7 +168,7 @@ def test_what_was_found_by_trial_has_no_source() -> None:
     for recipe in ("c-vf-1h", "c-vf-2h"):
         assert RUNS[recipe].source is sources.OWN_SLOPE
         slopes = {
-            run.label: run.resolved(quick=False).update_slope
+            run.label: run.resolved(quick=False).rule.update_slope
             for run in (RUNS[recipe], *training.variants(recipe))
         }
         assert slopes.pop("") == "own"
@@ -180,7 +184,7 @@ def test_the_stored_runs_of_the_released_update_are_read(tmp_path: Path) -> None
         outcome = training.outcome(RUNS[name], real, quick=False)
         assert outcome is not None
         assert len(outcome.recipe.members()) == 45
-        assert outcome.recipe.update_slope == "none"
+        assert outcome.recipe.rule.update_slope == "none"
     stored = real.run_folder("c-vf-1h-as-released", quick=False).recipe_file.read_text()
     assert "update_slope" not in stored
 
@@ -529,9 +533,8 @@ def test_updates_are_shown_against_psi_with_c_ep_as_the_line_to_beat(results: Re
 
 @pytest.mark.parametrize("name", ["ep-1h", "c-ep-1h", "c-vf-1h"])
 def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist: Dataset) -> None:
-    recipe = replace(
-        RUNS[name].resolved(quick=True), layers=(784, 32, 10), free_steps=20, nudged_steps=6
-    )
+    small = {"layers": (784, 32, 10), "free_steps": 20, "nudged_steps": 6}
+    recipe = recipes.changed(RUNS[name].resolved(quick=True), small)
     members = [m for m in recipe.members() if m.angle == (90.0 if name == "c-vf-1h" else 0.0)]
     flat, seen = mnist.shaped((784,)), {}
     train = flat.train
@@ -547,8 +550,8 @@ def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist:
     for i, member in enumerate(members):
         whole = check(recipe, member, x[i], y[i]).trained.whole
         assert found["text"][i] == pytest.approx(whole, abs=2e-3)
-    net = recipe.network(members, torch.float64)
-    rates = resolve_rates(net, recipe.rates(members), recipe.frozen)
+    net = recipe.network.build(members, torch.float64)
+    rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
     rule = recipe.learning_rule(members)
     ours = time_resolved(net, rule, x, y, learning_rates=rates).synapses
     exact = time_resolved(net, BPTT(free_steps=20, backward_steps=6), x, y).synapses
@@ -695,7 +698,7 @@ def test_a_folder_with_another_recipe_is_refused_and_left_alone(results: Results
     with pytest.raises(UserError) as caught:
         RUNS["c-ep-1h"].run(Order(results))
     assert str(caught.value) == (
-        f"{folder.path}: holds a run with another recipe (it differs in beta, batch): "
+        f"{folder.path}: holds a run with another recipe (it differs in batch, nudging.beta): "
         "move it away, or choose another --results"
     )
     assert contents(folder.path) == before

@@ -191,7 +191,7 @@ def test_the_same_images_in_any_form_give_the_same_run(
             assert record[key] == pytest.approx(expected[key], rel=1e-5)
     if "floats" not in form:
         assert ours.metrics == run.metrics
-    assert ours.recipe.data == ("Pairs" if "dataset" in form else "tensors")
+    assert ours.recipe.data.name == ("Pairs" if "dataset" in form else "tensors")
     assert eqprop.evaluate(ours).error.tolist() == pytest.approx(ours.metrics[-1]["test_error"])
 
 
@@ -216,7 +216,7 @@ def test_a_folder_of_idx_files_is_data(mnist: Dataset, run: eqprop.Run, tmp_path
     for data in (folder, str(folder)):
         ours = eqprop.train("c-ep-1h", data, folder=None, **SETTINGS | {"overrides": OWN})
         assert ours.metrics == run.metrics
-        assert ours.recipe.data == "mine"
+        assert ours.recipe.data.name == "mine"
     assert eqprop.train("c-ep-1h", "mnist", **SETTINGS).metrics == run.metrics
     kept = eqprop.train("c-ep-1h", folder, tmp_path / "run", **SETTINGS | {"overrides": OWN})
     again = eqprop.load(kept.folder)
@@ -265,7 +265,7 @@ def test_recipe_may_be_a_name_a_file_or_an_object(run: eqprop.Run, tmp_path: Pat
         assert eqprop.train(recipe).metrics == run.metrics
     one = eqprop.train(run.recipe, epochs=1, seeds=1)
     assert (one.recipe.epochs, one.recipe.seeds) == (1, 1)
-    with pytest.raises(UserError, match="c-ep-1h: epochs must be 1 or more, not 0"):
+    with pytest.raises(UserError, match="c-ep-1h: epochs must be an integer >= 1, not 0"):
         eqprop.train(run.recipe, epochs=0)
     with pytest.raises(UserError, match="device cuda: PyTorch sees no GPU here"):
         eqprop.train(run.recipe, device="cuda")
@@ -292,6 +292,41 @@ def test_a_normalisation_is_part_of_the_data(mnist: Dataset, tmp_path: Path) -> 
     with pytest.raises(UserError, match="was trained on other images"):
         eqprop.train("c-ep-1h", few, tmp_path / "run", **longer)
     assert len(eqprop.train("c-ep-1h", by, tmp_path / "run", **longer).metrics) == 3
+
+
+def test_a_recipe_can_ask_for_normalised_data(mnist: Dataset, tmp_path: Path) -> None:
+    out, normalised = tmp_path / "run", FIELDS | {"normalise": True}
+    ours = eqprop.train("c-ep-1h", None, out, 2, 1, progress=False, overrides=normalised)
+    x = mnist.train.images[:200].double() / 255
+    (by,) = {ours.data.train.normalisation, ours.data.test.normalisation}
+    assert by.mean[0] == pytest.approx(float(x.mean()), rel=1e-6)
+    assert by.std[0] == pytest.approx(float(x.std(correction=0)), rel=1e-6)
+    expected = ours.metrics[-1]["test_error"]
+    plain = eqprop.train("c-ep-1h", epochs=2, seeds=1, overrides=FIELDS)
+    assert plain.metrics[-1]["test_loss"] != ours.metrics[-1]["test_loss"]
+    raw = (mnist.test.images[:100], mnist.test.labels[:100])
+    for run in (ours, eqprop.load(out)):
+        assert eqprop.evaluate(run).error.tolist() == pytest.approx(expected)
+        assert eqprop.evaluate(run, raw).error.tolist() == pytest.approx(expected)
+
+
+def test_a_convolution_is_trained_kept_and_tested(tmp_path: Path) -> None:
+    small = {
+        "input": [1, 28, 28],
+        "layers": [{"conv": 4, "kernel": 5, "stride": 2, "pool": 2}, 10],
+        "readout": "cross-entropy",
+        "rule": "ep",
+        "nudging": "centred",
+        "momentum": 0.9,
+        "learning_rates": [0.05, 0.1],
+    }
+    fields = FIELDS | small
+    ours = eqprop.train("c-ep-1h", None, tmp_path / "run", 3, 2, overrides=fields, progress=False)
+    assert ours.net.layer_shapes == ((4, 6, 6),)
+    assert ours.metrics[-1]["train_error"][0] < 60 < ours.metrics[0]["train_error"][0]
+    kept = eqprop.load(tmp_path / "run")
+    assert kept.recipe == ours.recipe
+    assert eqprop.evaluate(kept).error.tolist() == pytest.approx(ours.metrics[-1]["test_error"])
 
 
 def test_images_that_the_network_does_not_take_are_refused_in_one_line(mnist: Dataset) -> None:

@@ -3,20 +3,37 @@
 Oracle: the tables of the paper, written out here.
 """
 
+import hashlib
+import json
 import tomllib
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eqprop import BPTT, EP, RBP, VF, ContinualEP, ContinualVF
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    VF,
+    Centred,
+    ContinualEP,
+    ContinualVF,
+    Holomorphic,
+    OneSided,
+    RandomSign,
+    make_engine,
+)
 from eqprop.activations import ACTIVATIONS
 from eqprop.papers.continual_ep.training import RUNS
 from eqprop.runs import recipe as recipes
-from eqprop.runs.recipe import Member, Recipe, UserError, load, names, parse_override
+from eqprop.runs.parts import NUDGINGS, READOUTS, SCHEDULES, TIMES, Member
+from eqprop.runs.parts import RULES as RULE_NAMES
+from eqprop.runs.recipe import FIELDS, UserError, changed, load, names, parse_override
 from eqprop.synapses import INITS
 from eqprop.update_slope import UpdateSlope
 
@@ -68,6 +85,21 @@ RULES = {
 }
 
 MINIMAL = """
+epochs = 2
+[network]
+layers = [4, 3, 2]
+tied = true
+[rule]
+name = "ep"
+free_steps = 5
+nudged_steps = 3
+[nudging]
+beta = 0.5
+[update]
+learning_rates = [0.1, 0.2]
+"""
+# The same as recipes were written before they had tables.
+FLAT = """
 layers = [4, 3, 2]
 tied = true
 rule = "ep"
@@ -102,13 +134,13 @@ def minimal(tmp_path: Path) -> Path:
 
 
 def test_exactly_these_recipes_are_shipped() -> None:
-    assert names() == sorted((*EVERY, *RECOMMENDED))
+    assert names() == sorted((*EVERY, *RECOMMENDED, "mnist-conv"))
 
 
 @pytest.mark.parametrize("name", RECOMMENDED)
 def test_a_recommended_recipe_is_the_one_whose_results_are_shown(name: str) -> None:
     run = RUNS[name].resolved(quick=False)
-    assert load(name, {"angle": list(run.angle)}).differences(run) == []
+    assert load(name, {"angle": list(run.network.angle)}).differences(run) == []
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -116,26 +148,28 @@ def test_recipe_has_the_hyperparameters_of_the_paper(name: str) -> None:
     recipe = load(name)
     T, K, beta, random_sign, epochs, rates = EVERY[name]
     assert recipe.name == name
-    assert (recipe.free_steps, recipe.nudged_steps) == (T, K)
-    assert recipe.beta == beta
-    assert recipe.random_sign is random_sign
+    assert (recipe.rule.free_steps, recipe.rule.nudged_steps) == (T, K)
+    assert (recipe.nudging and recipe.nudging.beta) == beta
+    nudging = recipe.learning_rule(recipe.members()).nudging
+    assert type(nudging) is (type(None) if beta is None else (OneSided, RandomSign)[random_sign])
     assert recipe.epochs == epochs
-    assert recipe.learning_rates == rates
-    assert (recipe.seeds, recipe.batch, recipe.data) == (5, 20, "mnist")
-    assert (recipe.train_samples, recipe.test_samples) == (None, None)
-    assert recipe.rescale == (1e-5 if name in RESCALED else None)
+    assert recipe.update.learning_rates == rates
+    assert recipe.update.build(epochs).linear
+    assert (recipe.seeds, recipe.batch, recipe.data.name) == (5, 20, "mnist")
+    assert (recipe.data.train_samples, recipe.data.test_samples) == (None, None)
+    assert recipe.rule.rescale == (1e-5 if name in RESCALED else None)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_recipe_has_the_network_and_the_rule_of_its_name(name: str) -> None:
     recipe = load(name)
     kind, hidden = name.removesuffix("-fixed-beta").rsplit("-", 1)
-    assert recipe.layers == (784, *[512] * int(hidden[0]), 10)
-    assert recipe.tied is ("vf" not in kind)
-    assert (recipe.time, recipe.activation) == ("discrete", "sigmoid")
+    assert recipe.network.layers == (784, *[512] * int(hidden[0]), 10)
+    assert recipe.network.tied is ("vf" not in kind)
+    assert (recipe.network.time, recipe.network.activation) == ("discrete", "sigmoid")
     rule = recipe.learning_rule(recipe.members())
     assert type(rule) is RULES[kind]
-    assert (rule.free_steps, rule.horizon) == (recipe.free_steps, recipe.nudged_steps)
+    assert (rule.free_steps, rule.horizon) == EVERY[name][:2]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -149,7 +183,7 @@ def test_recipe_file_names_its_command_and_the_published_error(name: str) -> Non
         assert "not in the paper" in head
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, "mnist-conv"])
 def test_recipe_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
     recipe = load(name)
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
@@ -178,7 +212,7 @@ def test_any_sweep_survives_being_written_and_read(
 
 def test_a_recipe_of_the_users_own_is_named_after_its_file(minimal: Path) -> None:
     recipe = load(str(minimal), {"beta": 0.25})
-    assert (recipe.name, recipe.beta, recipe.layers) == ("mine", 0.25, (4, 3, 2))
+    assert (recipe.name, recipe.nudging.beta, recipe.network.layers) == ("mine", 0.25, (4, 3, 2))
 
 
 @pytest.mark.parametrize("name", ["3", "ep-1h.v2", ".a", "a b", "β"])
@@ -188,10 +222,17 @@ def test_a_name_may_be_anything_that_a_folder_can_be_called(name: str) -> None:
 
 def test_every_field_and_every_choice_is_documented() -> None:
     text = (Path(__file__).parents[1] / "docs" / "runs.md").read_text("utf-8")
-    table = text.partition("| field | meaning |")[2].partition("\n\n")[0]
-    choices = (*recipes.RULES, *recipes.TIMES, *ACTIVATIONS, *INITS, *UpdateSlope)
-    words = [*(f'`"{choice}"`' for choice in choices), *(f"`{f.name}`" for f in fields(Recipe))]
-    assert [word for word in words if word not in table] == []
+    table = text.partition("| table | field | meaning |")[2].partition("\n\n")[0]
+    named = (RULE_NAMES, NUDGINGS, TIMES, READOUTS, SCHEDULES, ACTIVATIONS, INITS, UpdateSlope)
+    for choice in (choice for choices in named for choice in choices):
+        assert f'`"{choice}"`' in table
+    rows = [[cell.strip() for cell in row.split("|")[1:3]] for row in table.splitlines()[2:]]
+    documented = {
+        f"{within.strip('`[]')}.{field.strip('` ')}".removeprefix(".")
+        for within, listed in rows
+        for field in listed.split(",")
+    }
+    assert documented == set(FIELDS)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "\x1b[31mred"])
@@ -199,8 +240,9 @@ def test_every_field_and_every_choice_is_documented() -> None:
 def test_a_name_that_leads_elsewhere_is_refused(field: str, name: str) -> None:
     with pytest.raises(UserError) as caught:
         load("ep-1h", {field: name})
+    path = recipes.PATHS[field]
     assert str(caught.value) == (
-        f"ep-1h: {field} needs a letter or digit, and no / or \\, not {name!r}"
+        f"ep-1h: {path} needs a letter or digit, and no / or \\, not {name!r}"
     )
 
 
@@ -214,7 +256,7 @@ def test_a_file_that_is_nested_too_deeply_is_refused(depth: int, tmp_path: Path)
     assert message.startswith(f"{file}: ")
     assert "\n" not in message
     key, value = parse_override(f"beta={'[' * depth}")
-    with pytest.raises(UserError, match="ep-1h: beta must be"):
+    with pytest.raises(UserError, match=r"ep-1h: nudging\.beta must be"):
         load("ep-1h", {key: value})
 
 
@@ -223,7 +265,7 @@ def test_a_file_that_is_nested_too_deeply_is_refused(depth: int, tmp_path: Path)
 def test_numbers_beyond_64_bits_are_refused(field: str, value: str) -> None:
     with pytest.raises(UserError) as caught:
         load("ep-1h", dict([parse_override(f"{field}={value}")]))
-    assert str(caught.value).startswith(f"ep-1h: {field} must ")
+    assert str(caught.value).startswith(f"ep-1h: {recipes.PATHS[field]} must ")
 
 
 # Sweeps
@@ -241,11 +283,14 @@ def test_numbers_beyond_64_bits_are_refused(field: str, value: str) -> None:
 def test_two_equal_settings_are_refused(word: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         load("c-vf-1h", dict([parse_override(word)]))
-    assert str(caught.value).startswith(f"c-vf-1h: {said}: equal settings train the same networks")
+    field = recipes.PATHS[said.split()[0]].removesuffix(said.split()[0])
+    assert str(caught.value).startswith(
+        f"c-vf-1h: {field}{said}: equal settings train the same networks"
+    )
 
 
 def test_one_rate_for_both_synapses_is_no_sweep() -> None:
-    assert load("ep-1h", {"learning_rates": [0.1, 0.1]}).learning_rates == (0.1, 0.1)
+    assert load("ep-1h", {"learning_rates": [0.1, 0.1]}).update.settings == ((0.1, 0.1),)
 
 
 def test_sweeps_make_every_combination_with_seeds_fastest() -> None:
@@ -274,13 +319,13 @@ def test_each_member_of_a_sweep_gets_its_own_beta_and_rates() -> None:
     members = recipe.members()
     rule = recipe.learning_rule(members)
     assert rule.beta.tolist() == [0.1, 0.3, 0.1, 0.3]
-    first, second = recipe.rates(members)
+    first, second = recipe.update.rates(members)
     assert (first.tolist(), second.tolist()) == ([1, 1, 3, 3], [2, 2, 4, 4])
 
 
 def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
     recipe = load("c-vf-1h", {"angle": [0, 60, 180], "seeds": 1, "layers": [784, 64, 10]})
-    net = recipe.network(recipe.members())
+    net = recipe.network.build(recipe.members())
     synapse = net.synapses[1]
     assert torch.equal(synapse.weight[0], synapse.weight[1])
     measured = synapse.angle().tolist()
@@ -304,6 +349,17 @@ def test_members_of_a_sweep_over_angles_share_their_forward_weights() -> None:
         ("description=none", ("description", "none")),
         ("description=", ("description", "")),
         ("beta=none", ("beta", None)),
+        ("nudging.beta=none", ("nudging.beta", None)),
+        ("rule.free_steps=30", ("rule.free_steps", 30)),
+        ("rule.name=vf", ("rule.name", "vf")),
+        ("nudging=centred", ("nudging", "centred")),
+        ("schedule=none", ("schedule", None)),
+        ("schedule=cosine", ("schedule", "cosine")),
+        ("input=1,28,28", ("input", [1, 28, 28])),
+        (
+            "layers=[{conv = 3, kernel = 5}, 10]",
+            ("layers", [{"conv": 3, "kernel": 5}, 10]),
+        ),
         ("tolerance= none", ("tolerance", None)),
         ("rescale=none", ("rescale", None)),
         ("train_samples=none", ("train_samples", None)),
@@ -322,9 +378,33 @@ def test_override_is_read_as_a_typed_value(text: str, expected: tuple[str, objec
     assert parse_override(text) == expected
 
 
+def test_every_field_has_a_short_name_of_its_own() -> None:
+    assert {recipes.PATHS[recipes.SHORT[path]] for path in FIELDS} == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("word", "path", "value"),
+    [
+        ("free_steps=7", "rule.free_steps", 7),
+        ("beta=0.7", "nudging.beta", 0.7),
+        ("nudging=centred", "nudging.kind", "centred"),
+        ("random_sign=false", "nudging.kind", "one-sided"),
+        ("rule=vf", "rule.name", "vf"),
+        ("data=fashion-mnist", "data.name", "fashion-mnist"),
+        ("name=mine", "name", "mine"),
+        ("layers=784,30,10", "network.layers", (784, 30, 10)),
+        ("momentum=0.5", "update.momentum", 0.5),
+    ],
+)
+def test_a_field_may_be_named_without_its_table(word: str, path: str, value: object) -> None:
+    recipe = load("c-vf-1h", dict([parse_override(word)]))
+    assert recipe == load("c-vf-1h", {path: value})
+    assert recipe.values()[path] == value
+
+
 def test_override_unsets_an_optional_field() -> None:
-    assert load("rescaled-c-ep-1h").rescale == 1e-5
-    assert load("rescaled-c-ep-1h", dict([parse_override("rescale=none")])).rescale is None
+    assert load("rescaled-c-ep-1h").rule.rescale == 1e-5
+    assert load("rescaled-c-ep-1h", dict([parse_override("rescale=none")])).rule.rescale is None
 
 
 @pytest.mark.parametrize("text", ["beta", "=3", "", "beta:3"])
@@ -341,75 +421,146 @@ def test_malformed_override_is_refused(text: str) -> None:
     [
         ({"betta": 1}, "unknown field 'betta': did you mean beta?"),
         ({"learning_rate": [1, 2]}, "unknown field 'learning_rate': did you mean learning_rates?"),
-        ({"xyzzy": 1}, "unknown field 'xyzzy': the fields are name, description, layers, "),
-        ({"epochs": 2.5}, "epochs must be int, not 2.5"),
-        ({"epochs": True}, "epochs must be int, not True"),
-        ({"tied": 1}, "tied must be true or false, not 1"),
+        (
+            {"rule": {"free_step": 1}},
+            "unknown field 'rule.free_step': did you mean rule.free_steps?",
+        ),
+        ({"rule": {"momentum": 1}}, "unknown field 'rule.momentum': did you mean update.momentum?"),
+        ({"rule.freesteps": 1}, "unknown field 'rule.freesteps': did you mean rule.free_steps?"),
+        ({"xyzzy": 1}, "unknown field 'xyzzy': the fields are name, description, epochs, "),
+        ({"epochs": 2.5}, "epochs must be an integer, not 2.5"),
+        ({"epochs": True}, "epochs must be an integer, not True"),
+        ({"tied": 1}, "network.tied must be true or false, not 1"),
         ({"random_sign": "True"}, "random_sign must be true or false, not 'True'"),
-        ({"bias": "no"}, "bias must be true or false, not 'no'"),
-        ({"extra": {"a": 1}}, "unknown field 'extra': the fields are name, description, layers, "),
-        ({"rule": 3}, "rule must be str, not 3"),
-        ({"beta": "big"}, "beta must be float or list of float, not 'big'"),
-        ({"beta": []}, "beta must be float or list of float, not []"),
-        ({"beta": float("nan")}, "beta must be finite, not nan"),
-        ({"beta": [0.1, float("nan")]}, "beta must be finite, not [0.1, nan]"),
-        ({"tolerance": float("inf")}, "tolerance must be finite, not inf"),
-        ({"epochs": float("inf")}, "epochs must be int, not inf"),
-        ({"layers": 784}, "layers must be list of int, not 784"),
-        ({"layers": [784, "x", 10]}, "layers must be list of int, not [784, 'x', 10]"),
-        ({"learning_rates": 0.1}, "learning_rates must be list of float or list of list of float"),
-        ({"rule": "ept"}, "rule 'ept' is unknown: choose one of ep, continual-ep, vf"),
-        ({"time": "continuous"}, "time 'continuous' is unknown: choose one of discrete, real-time"),
-        ({"activation": "relu"}, "activation 'relu' is unknown: choose one of sigmoid, tanh"),
-        ({"init": "he"}, "init 'he' is unknown: choose one of glorot, fan_in"),
+        ({"bias": "no"}, "network.bias must be true or false, not 'no'"),
+        ({"extra": {"a": 1}}, "unknown field 'extra': the fields are name, description, epochs, "),
+        ({"rule": 3}, "rule.name must be text, not 3"),
+        ({"schedule": 3}, "update.schedule must be text, not 3"),
+        ({"beta": "big"}, "nudging.beta must be a number or a list, not 'big'"),
+        ({"beta": []}, "nudging.beta must be a list of length >= 1, not []"),
+        ({"beta": float("nan")}, "nudging.beta must be finite, not nan"),
+        ({"beta": [0.1, float("nan")]}, "nudging.beta must be finite, not nan"),
+        ({"tolerance": float("inf")}, "rule.tolerance must be finite, not inf"),
+        ({"epochs": float("inf")}, "epochs must be finite, not inf"),
+        ({"layers": 784}, "network.layers must be a list, not 784"),
+        ({"layers": [784, "x", 10]}, "network.layers[1] must be an integer or a table, not 'x'"),
+        ({"learning_rates": 0.1}, "update.learning_rates must be a list, not 0.1"),
+        ({"rule": "ept"}, "rule.name 'ept' is unknown: choose one of ep, continual-ep, vf"),
+        (
+            {"time": "continuous"},
+            "network.time 'continuous' is unknown: choose one of discrete, real-time",
+        ),
+        (
+            {"activation": "relu"},
+            "network.activation 'relu' is unknown: choose one of sigmoid, tanh",
+        ),
+        ({"init": "he"}, "network.init 'he' is unknown: choose one of glorot, fan_in"),
         *(
             ({"name": name}, f"name needs a letter or digit, and no / or \\, not {name!r}")
             for name in ("", " ", ".", "..", "-", "a/b", "../a", "/a", "a\\b")
         ),
-        ({"epochs": 0}, "epochs must be 1 or more, not 0"),
-        ({"batch": 0}, "batch must be 1 or more, not 0"),
-        ({"seeds": -1}, "seeds must be 1 or more, not -1"),
-        ({"train_samples": 0}, "train_samples must be 1 or more, not 0"),
-        ({"test_samples": 0}, "test_samples must be 1 or more, not 0"),
-        ({"beta": 0}, "beta must not be 0: there would be no second phase"),
-        ({"beta": [0.1, 0]}, "beta must not be 0: there would be no second phase"),
-        ({"free_steps": 0}, "free_steps must be a positive integer, not 0"),
-        ({"nudged_steps": -2}, "nudged_steps must be a positive integer, not -2"),
-        ({"free_steps": 1, "in_turn": True}, "free_steps must be 2 or more with in_turn"),
-        ({"tolerance": -1e-3}, "tolerance must not be negative, not -0.001"),
-        ({"learning_rates": [0.1]}, "learning_rates needs 2 entries, input to output, not 1"),
-        ({"learning_rates": [[0.1, 0.2], [0.1]]}, "learning_rates needs 2 entries"),
+        ({"epochs": 0}, "epochs must be an integer >= 1, not 0"),
+        ({"batch": 0}, "batch must be an integer >= 1, not 0"),
+        ({"seeds": -1}, "seeds must be an integer >= 1, not -1"),
+        ({"train_samples": 0}, "data.train_samples must be an integer >= 1, not 0"),
+        ({"test_samples": 0}, "data.test_samples must be an integer >= 1, not 0"),
+        ({"beta": 0}, "nudging.beta must not be 0: there would be no second phase"),
+        ({"beta": [0.1, 0]}, "nudging.beta must not be 0: there would be no second phase"),
+        ({"free_steps": 0}, "rule.free_steps must be a positive integer, not 0"),
+        ({"nudged_steps": -2}, "rule.nudged_steps must be a positive integer, not -2"),
+        ({"free_steps": 1, "in_turn": True}, "rule.free_steps must be 2 at least with in_turn"),
+        ({"tolerance": -1e-3}, "rule.tolerance must not be negative, not -0.001"),
+        (
+            {"learning_rates": [0.1]},
+            "update.learning_rates needs 2 entries, input to output, not 1",
+        ),
+        ({"learning_rates": [[0.1, 0.2], [0.1]]}, "update.learning_rates needs 2 entries"),
         (
             {"learning_rates": [-0.1, 0.2]},
-            "learning_rates: synapses.0.weight must be positive (0 is no learning), not -0.1; use",
+            "update.learning_rates: synapses.0.weight must be positive (0 is no learning), not",
         ),
-        ({"learning_rates": [0.1, 0]}, "learning_rates: synapses.1.weight must be positive"),
-        ({"layers": [784]}, "layers must name an input and an output"),
-        ({"layers": [784, 0, 10]}, "layer 'hidden': size must be a positive integer, not 0"),
-        ({"angle": 45}, "angle needs untied weights: set tied=false"),
+        ({"learning_rates": [0.1, 0]}, "update.learning_rates: synapses.1.weight must be positive"),
+        ({"layers": [784]}, "network.layers must name an input and an output"),
+        ({"layers": [784, 0, 10]}, "network.layers[1] must be an integer >= 1, not 0"),
+        ({"angle": 45}, "network.angle needs untied weights: set tied=false"),
         ({"tied": False}, "rule ep needs tied weights: use vf or continual-vf"),
         (
             {"rescale": 0.1},
-            "rule ep does not use rescale: go without (rescale=none), "
-            "or choose rule continual-ep or continual-vf",
+            "rule.name ep does not use rescale: go without (rescale=none), "
+            "or choose name continual-ep or continual-vf",
         ),
         (
             {"dt": 0.2},
-            "time discrete does not use dt: go without (dt=0.08), or choose time real-time",
+            "network.time discrete does not use dt: go without (dt=0.08), or choose time real-time",
         ),
-        ({"slope": "hidden"}, "time discrete does not use slope: go without (slope=all)"),
-        ({"dt": 0.0}, "dt must lie in (0, 1], not 0.0"),
-        ({"slope": "some"}, "slope 'some' is unknown: choose one of all, hidden, none"),
+        ({"slope": "hidden"}, "network.time discrete does not use slope: go without (slope=all)"),
+        ({"dt": 0.0}, "network.dt must lie in (0, 1], not 0.0"),
+        ({"slope": "some"}, "network.slope 'some' is unknown: choose one of all, hidden, none"),
         (
             {"rule": "bptt", "random_sign": True},
-            "rule bptt does not use beta, random_sign: go without (beta=none, random_sign=false), "
-            "or choose rule ep or continual-ep or vf or continual-vf",
+            "rule bptt does not use nudging: leave it out (beta=none)",
         ),
-        ({"rule": "continual-ep", "rescale": 2}, "rescale (η_tiny/η) must lie in (0, 1], not 2"),
-        ({"time": "real-time", "dt": 2}, "dt must lie in (0, 1], not 2"),
-        ({"time": "real-time", "slope": "some"}, "slope 'some' is unknown: choose one of all"),
+        (
+            {"rule": "continual-ep", "rescale": 2},
+            "rule.rescale (η_tiny/η) must lie in (0, 1], not 2",
+        ),
+        ({"time": "real-time", "dt": 2}, "network.dt must lie in (0, 1], not 2"),
+        (
+            {"time": "real-time", "slope": "some"},
+            "network.slope 'some' is unknown: choose one of all",
+        ),
         ({"rule": "vf", "tied": False, "angle": 181}, "angle must lie in [0, 180] degrees"),
-        ({"frozen": ["synapses.9.bias"]}, "frozen: there is no parameter 'synapses.9.bias' among"),
+        ({"frozen": ["synapses.9.bias"]}, "update.frozen: there is no parameter 'synapses.9.bias'"),
+        ({"nudging": "middle"}, "nudging.kind 'middle' is unknown: choose one of one-sided, "),
+        ({"points": 4}, "nudging.kind one-sided does not use points: go without (points=none), or"),
+        ({"nudging": "holomorphic", "points": 1}, "nudging.points must be an integer of 2 or more"),
+        ({"nudging": "holomorphic"}, "nudging.points must be an integer of 2 or more, not None"),
+        (
+            {"nudging": "holomorphic", "points": 4, "activation": "hard_sigmoid"},
+            "Holomorphic needs analytic activations",
+        ),
+        ({"momentum": 1.0}, "update.momentum must lie in [0, 1), not 1.0"),
+        ({"weight_decay": -1.0}, "update.weight_decay must not be negative, not -1.0"),
+        ({"nesterov": True}, "update.nesterov needs momentum"),
+        ({"schedule": "linear"}, "update.schedule 'linear' is unknown: choose one of cosine"),
+        (
+            {"learning_rates": [0.1, [0.2]]},
+            "update.learning_rates must be a list of numbers, or of",
+        ),
+        (
+            {"rule": "continual-ep", "rescale": 0.1, "momentum": 0.9},
+            "rule.rescale needs plain descent",
+        ),
+        (
+            {"readout": "argmax"},
+            "network.readout 'argmax' is unknown: choose one of output-layer, ",
+        ),
+        (
+            {"readout": "cross-entropy", "layers": [784, 10], "learning_rates": [0.1]},
+            "network.layers must name an input, a hidden layer and an output, not [784, 10]",
+        ),
+        ({"shared_update": True}, "network.shared_update needs untied weights: set tied=false"),
+        ({"layers": [784, {"conv": 3, "kernel": 5}]}, "network.layers must end with a number"),
+        (
+            {"layers": [{"conv": 3, "kernel": 5}, 10]},
+            "network.layers must start with a number, or input = [1, 28, 28] give a shape",
+        ),
+        (
+            {"layers": [784, {"conv": 3, "kernel": 5}, 10]},
+            "network.layers: a convolution needs (channels, height, width) before it, not (784,)",
+        ),
+        (
+            {"layers": [784, {"conv": 3}, 10]},
+            "field 'network.layers[1].kernel' is missing",
+        ),
+        (
+            {"layers": [784, {"conv": 3, "kernl": 5}, 10]},
+            "unknown field 'network.layers[1].kernl': ",
+        ),
+        (
+            {"input": [1, 4, 4], "layers": [{"conv": 3, "kernel": 9}, 10]},
+            "layer 'hidden': ",
+        ),
     ],
     ids=str,
 )
@@ -424,8 +575,8 @@ def test_mistake_in_a_field_is_named_in_one_line(
 
 def test_a_rule_without_beta_is_refused_but_not_a_gradient(minimal: Path) -> None:
     minimal.write_text(MINIMAL.replace("beta = 0.5", ""))
-    assert refused(str(minimal)) == f"{minimal}: rule ep needs beta"
-    assert load(str(minimal), {"rule": "bptt"}).beta is None
+    assert refused(str(minimal)) == f"{minimal}: rule ep needs nudging.beta"
+    assert load(str(minimal), {"rule": "bptt"}).nudging is None
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -441,8 +592,9 @@ def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: s
         "update_slope": "own",
     }.items():
         if key not in has:
-            recipe = load(name)
-            assert f"rule {recipe.rule} does not use {key}: " in refused(name, {key: value})
+            message = refused(name, {key: value} | ({"beta": 0.1} if key == "random_sign" else {}))
+            unused = "nudging" if key in ("beta", "random_sign") else key
+            assert f"{load(name).rule.name} does not use {unused}: " in message
             continue
         recipe = load(name, {key: value, "seeds": 1})
         given = getattr(recipe.learning_rule(recipe.members()), key)
@@ -450,7 +602,7 @@ def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: s
 
 
 def test_rule_is_changed_by_leaving_out_what_the_new_one_does_not_use() -> None:
-    words = ("rule=bptt", "beta=none", "random_sign=false")
+    words = ("rule=bptt", "beta=none")
     recipe = load("c-ep-1h", dict(map(parse_override, words)))
     assert type(recipe.learning_rule(recipe.members())) is BPTT
 
@@ -464,9 +616,11 @@ def test_truncated_bptt_longer_than_the_free_phase_is_refused() -> None:
     "field", ["layers", "tied", "rule", "free_steps", "nudged_steps", "learning_rates", "epochs"]
 )
 def test_missing_field_is_named(field: str, minimal: Path) -> None:
-    lines = [line for line in MINIMAL.splitlines() if not line.startswith(field)]
-    minimal.write_text("\n".join(lines))
-    assert refused(str(minimal)) == f"{minimal}: field {field!r} is missing"
+    path = recipes.PATHS[field]
+    for text, start in ((MINIMAL, path.rpartition(".")[2]), (FLAT, field)):
+        lines = [line for line in text.splitlines() if not line.startswith(start)]
+        minimal.write_text("\n".join(lines))
+        assert refused(str(minimal)) == f"{minimal}: field {path!r} is missing"
 
 
 @pytest.mark.parametrize(
@@ -499,14 +653,142 @@ def test_recipes_differ_in_what_changes_the_numbers_and_in_nothing_else() -> Non
     recipe = load("ep-1h")
     renamed = load("ep-1h", {"name": "other", "description": "other", "epochs": 99})
     assert recipe.differences(renamed) == []
-    changed = {"beta": 0.2, "seed": 1, "batch": 10, "train_samples": 100, "in_turn": True}
-    assert set(recipe.differences(load("ep-1h", changed))) == set(changed)
+    other = {"beta": 0.2, "seed": 1, "batch": 10, "train_samples": 100, "in_turn": True}
+    paths = {recipes.PATHS[field] for field in other}
+    assert set(recipe.differences(load("ep-1h", other))) == paths
 
 
-def test_toml_of_a_recipe_is_flat_and_holds_every_field_that_is_set() -> None:
-    recipe = load("c-vf-1h")
-    written = tomllib.loads(recipe.to_toml())
-    expected = {key: value for key, value in asdict(recipe).items() if value is not None}
-    assert set(written) == set(expected)
-    assert written["learning_rates"] == list(expected["learning_rates"])
-    assert isinstance(recipe, Recipe)
+def test_a_schedule_is_made_for_a_number_of_epochs() -> None:
+    recipe = load("ep-1h", {"schedule": "cosine"})
+    assert recipe.differences(changed(recipe, {"epochs": 99})) == ["epochs"]
+
+
+def test_toml_of_a_recipe_has_its_tables_and_every_field_that_is_set() -> None:
+    written = tomllib.loads(load("c-vf-1h").to_toml())
+    assert {key for key, value in written.items() if isinstance(value, dict)} == {*recipes.TABLES}
+    assert written["update"]["learning_rates"] == [0.0076, 0.0038]
+    assert written["rule"]["update_slope"] == "own"
+    unset = {"network.input", "rule.tolerance", "rule.rescale", "nudging.points"}
+    unset |= {"update.schedule", "data.train_samples", "data.test_samples"}
+    there = {f"{t}.{f}" for t in recipes.TABLES for f in written[t]} | {*written} - {
+        *recipes.TABLES
+    }
+    assert there == set(FIELDS) - unset
+
+
+# Flat files, as they were before there were tables
+
+
+def test_a_flat_file_is_the_same_recipe(tmp_path: Path) -> None:
+    for name, text in (("flat", FLAT), ("tables", MINIMAL)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.toml").write_text(text)
+    flat, tables = (load(str(tmp_path / name / "mine.toml")) for name in ("flat", "tables"))
+    assert flat == tables
+    assert load(str(tmp_path / "flat" / "mine.toml"), {"random_sign": True}) == load(
+        str(tmp_path / "tables" / "mine.toml"), {"nudging.kind": "random-sign"}
+    )
+
+
+def test_every_run_of_before_is_read() -> None:
+    files = sorted((Path(__file__).parents[1] / "results").rglob("recipe.toml"))
+    assert len(files) > 30
+    for file in files:
+        given, recipe = tomllib.loads(file.read_text("utf-8")), load(str(file))
+        assert recipe.network.layers == tuple(given["layers"])
+        assert recipe.rule.name == given["rule"]
+        assert recipe.update.learning_rates == tuple(given["learning_rates"])
+        drawn = given["random_sign"] if "beta" in given else False
+        assert (recipe.nudging is not None and recipe.nudging.kind == "random-sign") is drawn
+
+
+# What the flat recipes of before hashed to.
+HASHES = {
+    "c-ep-1h": "1ee14e3bccd79d56",
+    "c-vf-1h": "ae571a63e6bcd126",
+    "bptt-1h": "728d0dc17b42ee8c",
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_what_a_run_folder_hashes_is_as_it_was(name: str) -> None:
+    told = json.dumps(load(name).determining(), sort_keys=True)
+    assert hashlib.sha256(told.encode()).hexdigest()[:16] == HASHES[name]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"nudging": "centred"}, {"momentum": 0.9}, {"readout": "cross-entropy"}, {"normalise": True}],
+    ids=str,
+)
+def test_every_new_field_counts(overrides: dict[str, object]) -> None:
+    assert load("ep-1h", overrides).determining() == load("ep-1h").determining() | overrides
+
+
+# Parts
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"kind": "one-sided"}, OneSided),
+        ({"kind": "random-sign"}, RandomSign),
+        ({"kind": "centred"}, Centred),
+        ({"kind": "holomorphic", "points": 4}, Holomorphic),
+    ],
+)
+def test_nudging_is_what_its_kind_says(fields: dict[str, object], kind: type) -> None:
+    recipe = load("ep-1h", {"nudging": fields | {"beta": [0.1, 0.3]}, "seeds": 1})
+    nudging = recipe.learning_rule(recipe.members()).nudging
+    assert type(nudging) is kind
+    assert nudging.beta.tolist() == [0.1, 0.3]
+    assert getattr(nudging, "points", None) == fields.get("points")
+
+
+def test_with_cross_entropy_the_last_number_is_the_softmax() -> None:
+    recipe = load("ep-1h", {"readout": "cross-entropy", "layers": [784, 16, 10], "seeds": 2})
+    net = recipe.network.build(recipe.members())
+    assert (net.layer_names, net.layer_shapes) == (("hidden",), ((16,),))
+    assert net.readout.weight.shape == (2, 16, 10)
+    sizes = sum(p.numel() for p in net.parameters())
+    assert abs(sizes / 2 - recipe.network.size) <= 10  # but for the bias of the read-out
+
+
+def test_update_of_a_recipe_moves_as_it_says() -> None:
+    given = {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True, "schedule": "cosine"}
+    update = load("ep-1h", given).update.build(epochs=10)
+    assert (update.momentum, update.weight_decay, update.nesterov) == (0.9, 0.01, True)
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = update.schedule(optimiser)
+    for _ in range(10):
+        optimiser.step()
+        schedule.step()
+    assert abs(optimiser.param_groups[0]["lr"]) < 1e-12
+
+
+def test_the_convolutional_recipe_builds_and_learns_from_a_minibatch() -> None:
+    recipe = load("mnist-conv", {"seeds": 2})
+    members = recipe.members()
+    net = recipe.network.build(members)
+    assert net.layer_shapes == ((32, 14, 14), (64, 7, 7), (10,))
+    assert [tuple(s.weight.shape[1:]) for s in net.synapses] == [
+        (32, 1, 5, 5),
+        (64, 32, 5, 5),
+        (64 * 7 * 7, 10),
+    ]
+    assert sum(p.numel() for p in net.parameters()) == 2 * recipe.network.size
+    rule, update = recipe.learning_rule(members), recipe.update.build(recipe.epochs)
+    assert (type(rule), type(rule.nudging), rule.in_turn) == (EP, Centred, True)
+    engine = make_engine(net, rule, recipe.update.rates(members), update=update)
+    x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([3, 1, 4])
+    before = net.readout.loss(engine.relax(x, 40).state, y).mean()
+    for _ in range(4):
+        engine.step(x, y)
+    assert net.readout.loss(engine.relax(x, 40).state, y).mean() < 0.9 * before
+
+
+def test_a_part_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        load("ep-1h").rule.free_steps = 3
+    assert issubclass(recipes.Recipe, msgspec.Struct)

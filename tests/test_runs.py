@@ -529,14 +529,13 @@ def test_recorded_angle_is_that_of_the_total_update_to_bptt(
     bptt = eqprop.BPTT(free_steps=6, backward_steps=4)
     for record in records:
         for i, member in enumerate(members):
-            net = recipe.network([member])
+            net = recipe.network.build([member])
             at = watcher.theta[record["minibatch"]]
             net.load_state_dict({n: p[i : i + 1] for n, p in at.items()})
             x, y = mnist.train.shaped((784,)).batch(minibatches[record["minibatch"]][0][i : i + 1])
             rule = recipe.learning_rule([member])
-            rates = {
-                n: member.learning_rates[int(n.split(".")[1])] for n in at if n not in recipe.frozen
-            }
+            moving = [n for n in at if n not in recipe.update.frozen]
+            rates = {n: member.learning_rates[int(n.split(".")[1])] for n in moving}
             update = eqprop.total_update(net, rule, x, y, learning_rates=rates)
             gradient = eqprop.total_update(net, bptt, x, y)
             whole = float(eqprop.angle(update, gradient))

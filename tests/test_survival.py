@@ -5,6 +5,8 @@ same bytes; what is refused must leave every byte of the folder as it was.
 """
 
 import errno
+import hashlib
+import io
 import json
 import os
 import shlex
@@ -24,6 +26,7 @@ from eqprop.runs import run as run_module
 from eqprop.runs import training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
+from eqprop.runs.recipe import SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +149,93 @@ def test_run_stopped_at_any_minibatch_goes_on_to_the_same_bytes(
     assert (saved.epoch, saved.minibatch) == (epoch - 1, minibatch)
     assert go_on(cli, outcome, monkeypatch).code == 0
     assert_equals(out, straight, angles=True)
+
+
+MOMENTUM = RECIPE | {
+    "rule": "ep",
+    "nudging": "centred",
+    "learning_rates": "0.02,0.01",
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+    "schedule": "cosine",
+}
+
+
+@pytest.fixture(scope="module")
+def with_momentum(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("momentum") / "run"
+    assert cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **MOMENTUM).code == 0
+    return out
+
+
+@pytest.mark.parametrize(("epoch", "minibatch"), [(1, 3), (1, MINIBATCHES), (2, 17)])
+def test_momentum_and_schedule_survive_a_stop(
+    epoch: int,
+    minibatch: int,
+    cli: Cli,
+    stop_at: Callable[[int, int], None],
+    with_momentum: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "run"
+    stop_at(epoch, minibatch)
+    outcome = cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **MOMENTUM)
+    assert outcome.code == 130
+    remembered = RunFolder(out).checkpoint().update["optimiser"]["state"]
+    assert all(bool(it["momentum_buffer"].any()) for it in remembered.values())
+    assert go_on(cli, outcome, monkeypatch).code == 0
+    assert_equals(out, with_momentum)
+
+
+def test_momentum_changes_what_is_learned(with_momentum: Path, cli: Cli, tmp_path: Path) -> None:
+    """So that the tests above can fail; each update of a recipe reaches the engine."""
+    curves = set()
+    for field, plain in (("momentum", 0.0), ("weight_decay", 0.0), ("schedule", "none")):
+        out = tmp_path / field
+        assert cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **MOMENTUM | {field: plain}).code == 0
+        curves.add(json.dumps([line["train_loss"] for line in lines(out / "metrics.jsonl")]))
+    curves.add(json.dumps([line["train_loss"] for line in lines(with_momentum / "metrics.jsonl")]))
+    assert len(curves) == 4
+
+
+def test_a_checkpoint_without_momentum_is_refused(
+    cli: Cli, tmp_path: Path, stop_at: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    stop_at(1, 3)
+    outcome = cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **MOMENTUM)
+    rewrite(out / "checkpoints" / "last.ckpt", update={})
+    message = go_on(cli, outcome, monkeypatch).error
+    assert "last.ckpt: does not hold what the update has to remember" in message
+
+
+def rewrite(file: Path, **fields: Any) -> None:
+    """A checkpoint with some of its fields replaced, and the checksum of what it is now."""
+    header, _, body = file.read_bytes().partition(b"\n")
+    content, buffer = torch.load(io.BytesIO(body), weights_only=True), io.BytesIO()
+    torch.save(content | fields, buffer)
+    now = json.loads(header) | {"sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
+    file.write_bytes(json.dumps(now).encode() + b"\n" + buffer.getvalue())
+
+
+def test_a_folder_with_a_flat_recipe_goes_on(cli: Cli, out: Path, straight: Path) -> None:
+    """As runs were written before recipes had tables, and updates something to remember."""
+    recipe = RunFolder(out).recipe()
+    new = ("nudging.kind", "update.momentum", "update.weight_decay", "update.nesterov")
+    new += ("network.readout", "network.shared_update", "data.normalise")
+    flat = [f"random_sign = {json.dumps(recipe.nudging.kind == 'random-sign')}"]
+    for path, value in recipe.values().items():
+        if path not in new:
+            flat.append(f"{SHORT[path]} = {json.dumps(value)}")
+    text = "\n".join(flat) + "\n"
+    (out / "recipe.toml").write_text(text)
+    file = out / "checkpoints" / "last.ckpt"
+    rewrite(file, recipe=text)
+    assert b"[rule]" not in file.read_bytes()
+    assert resumed(cli, out).code == 0
+    assert_equals(out, straight)
+    assert "[rule]" in (out / "recipe.toml").read_text()
 
 
 def test_run_stopped_again_and_again_ends_with_the_same_bytes(
@@ -437,7 +527,7 @@ def test_folder_of_another_run_is_refused_untouched(
     words = (*TRAIN, "--epochs", EPOCHS, "--out", out, *["--resume"] * resume)
     message = cli(*words, **RECIPE | {"beta": 0.3, "free_steps": 9}).error
     assert message == (
-        f"{out}: holds a run with another recipe (it differs in free_steps, beta): "
+        f"{out}: holds a run with another recipe (it differs in rule.free_steps, nudging.beta): "
         "choose another --out"
     )
     assert contents(out) == half_done
@@ -557,8 +647,8 @@ def test_run_that_died_before_its_first_checkpoint_starts_from_the_beginning(
 @pytest.mark.parametrize(
     ("field", "before", "after"),
     [
-        ("beta", "beta = 0.2", "beta = 0.3"),
-        ("layers", "[784, 24, 10]", "[784, 25, 10]"),
+        ("nudging.beta", "beta = 0.2", "beta = 0.3"),
+        ("network.layers", "[784, 24, 10]", "[784, 25, 10]"),
         ("seeds", "seeds = 2", "seeds = 1"),
     ],
 )
@@ -622,6 +712,35 @@ def test_member_that_diverges_is_frozen_and_the_others_do_not_notice(
             assert abs(record["test_error"][2 + i] - alone["test_error"][i]) < 1.01
             assert abs(record["train_error"][2 + i] - alone["train_error"][i]) < 101 / 590
             assert abs(record["test_loss"][2 + i] / alone["test_loss"][i] - 1) < 1e-5
+
+
+def test_the_momentum_of_the_others_survives_a_member_that_diverges(
+    cli: Cli, with_momentum: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    sweep = MOMENTUM | {"learning_rates": "0.02,0.01;1e38,1e38", "seeds": 2}
+    assert cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **sweep).code == 3
+    assert [entry["member"] for entry in summary_of(out)["frozen"]] == [2, 3]
+    for record, alone in zip(
+        lines(out / "metrics.jsonl"), lines(with_momentum / "metrics.jsonl"), strict=True
+    ):
+        for i in range(2):
+            assert abs(record["train_loss"][i] / alone["train_loss"][i] - 1) < 1e-5
+
+
+def test_momentum_of_a_member_frozen_late(
+    cli: Cli, with_momentum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two goes, in the second epoch: the other keeps its own momentum and rates."""
+    exploding = Exploding(training.make_engine, 0, at=MINIBATCHES + 11)
+    monkeypatch.setattr(training, "make_engine", exploding)
+    out = tmp_path / "run"
+    assert cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **MOMENTUM).code == 3
+    for record, alone in zip(
+        lines(out / "metrics.jsonl"), lines(with_momentum / "metrics.jsonl"), strict=True
+    ):
+        assert abs(record["train_loss"][1] / alone["train_loss"][1] - 1) < 1e-5
+    assert record["train_loss"][0] is None
 
 
 class Exploding:

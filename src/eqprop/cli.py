@@ -176,7 +176,9 @@ def _recipe_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="replace a field of the recipe, for example beta=0.3 or train_samples=5000",
+        help="replace a field of the recipe, with or without its table: rule.free_steps=30, "
+        "beta=0.3, train_samples=5000; rule=ep, data=mnist and nudging=centred mean rule.name, "
+        "data.name and nudging.kind",
     )
 
 
@@ -199,7 +201,7 @@ def _load_recipe(options: argparse.Namespace, **more: Any) -> Recipe:
 
 
 def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
-    return fitting(datasets.load(recipe.data, folder), recipe)
+    return fitting(datasets.load(recipe.data.name, folder), recipe)
 
 
 def _recipes(options: argparse.Namespace) -> int:
@@ -318,7 +320,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         member = of.members[k]
         print(
             f"member {k} (seed {member.seed}"
-            + (f", angle {member.angle:g}" if not of.recipe.tied else "")
+            + (f", angle {member.angle:g}" if not of.recipe.network.tied else "")
             + f"): {split} error {result.error[i]:.2f} %, loss {result.loss[i]:.5f}, "
             f"unsettled {100 * result.unsettled[i]:.1f} %"
         )

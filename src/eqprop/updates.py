@@ -7,8 +7,10 @@ continual rule telescope, which fast engines rely on. Every other update is one 
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +35,8 @@ class Mover(ABC):
     def next_epoch(self) -> None:  # noqa: B027 (most have no schedule)
         """Advance the schedule of the learning rates."""
 
-    def state(self) -> dict[str, Any]:
-        """What it remembers, as a copy."""
+    def state(self, members: Sequence[int] | None = None) -> dict[str, Any]:
+        """What it remembers, as a copy; of some members of an ensemble with one axis alone."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:  # noqa: B027 (most remember nothing)
@@ -185,13 +187,35 @@ class _Optimised(Mover):
 
     def next_epoch(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.step()
+            with warnings.catch_warnings():  # a run may resume after the last step of an epoch
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                self._scheduler.step()
 
-    def state(self) -> dict[str, Any]:
+    def state(self, members: Sequence[int] | None = None) -> dict[str, Any]:
         state = {"optimiser": self._optimiser.state_dict()}
         if self._scheduler is not None:
             state["schedule"] = self._scheduler.state_dict()
-        return copy.deepcopy(state)
+        return copy.deepcopy(state if members is None else self._of(state, members))
+
+    def _of(self, state: dict[str, Any], members: Sequence[int]) -> dict[str, Any]:
+        """Its share of some members: each part of a parameter has a place in every list."""
+        if self._apart != set(self._parts):
+            raise ValueError("members can be told apart only where each has rates of its own")
+        each = math.prod(self._model.ensemble)
+        kept = [k * each + i for k in range(len(self._parts)) for i in members]
+        remembered, groups = state["optimiser"]["state"], state["optimiser"]["param_groups"]
+        found: dict[str, Any] = {
+            "optimiser": {
+                "state": {n: remembered[k] for n, k in enumerate(kept) if k in remembered},
+                "param_groups": [{**groups[k], "params": [n]} for n, k in enumerate(kept)],
+            }
+        }
+        if "schedule" in state:
+            found["schedule"] = {
+                name: [value[k] for k in kept] if isinstance(value, list) else value
+                for name, value in state["schedule"].items()
+            }
+        return found
 
     def restore(self, state: dict[str, Any]) -> None:
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))

@@ -1,7 +1,8 @@
 """Training runs: recipes, folders, and what came of them."""
 
 from eqprop.runs.evaluation import Evaluation
-from eqprop.runs.recipe import Member, Recipe, UserError
+from eqprop.runs.parts import Member
+from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.run import Run, evaluate, load, train
 from eqprop.runs.training import Interrupted
 

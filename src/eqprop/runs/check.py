@@ -13,18 +13,18 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eqprop.analysis import GddReport, angle, gddcheck, total_update
-from eqprop.costs import Cost
 from eqprop.dynamics import NonFinite
 from eqprop.engines import resolve_rates
 from eqprop.network import Network
-from eqprop.rules import BPTT
-from eqprop.runs.recipe import Member, Recipe, UserError
-from eqprop.synapses import Dense
+from eqprop.rules import Rule
+from eqprop.runs.parts import Member
+from eqprop.runs.recipe import Recipe, UserError
 from eqprop.types import Gradients
 from eqprop.update_slope import UpdateSlope
 
@@ -68,6 +68,7 @@ class Check:
 
     def __str__(self) -> str:
         names = [f"synapses.{k}" for k in range(len(self.trained.synapses))]
+        names[-1:] = ["readout"] if self.recipe.network.softmax else names[-1:]
         rows = [
             ("as trained", self.trained),
             *([("as trained, −β", self.opposite)] if self.opposite else []),
@@ -116,10 +117,11 @@ class Check:
         ]
         rest = self.symmetric.whole
         if self.full:
-            slope = f"update_slope {self.recipe.update_slope}"
+            slope = f"update_slope {self.recipe.rule.update_slope}"
             parts.append(f"{slope} {_degrees(rest - self.full.whole)}")
             rest = self.full.whole
-        cause = f" ({_cause(self.recipe, self.report.residual)})" if rest >= NOTHING else ""
+        cause = _cause(self.recipe, self.member, self.report.residual)
+        cause = f" ({cause})" if rest >= NOTHING else ""
         return f"of the angle, {', '.join(parts)}; {_degrees(rest)} is left{cause}"
 
 
@@ -128,29 +130,30 @@ def check(
     member: Member,
     x: Tensor,
     y: Tensor,
-    cost: Cost | None = None,
 ) -> Check:
     """Check one member of the recipe on one minibatch, in float64."""
-    if recipe.nudged_steps > recipe.free_steps:
+    T, K = recipe.rule.free_steps, recipe.rule.nudged_steps
+    if K > T:
         raise UserError(
-            f"{recipe.name}: nudged_steps ({recipe.nudged_steps}) must not exceed free_steps "
-            f"({recipe.free_steps}) for a comparison with BPTT"
+            f"{recipe.name}: nudged_steps ({K}) must not exceed free_steps ({T}) for a comparison "
+            "with BPTT"
         )
-    net = recipe.network([member], torch.float64)
-    rule = recipe.learning_rule([member])
-    bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
+    net = recipe.network.build([member], torch.float64)
+    rule, bptt = recipe.learning_rule([member]), recipe.rule.gradient()
 
     def rates(factor: float) -> dict[str, float | Tensor] | None:
         """The recipe's learning rates times a factor; 0 holds the weights still."""
-        scaled = [rate * factor for rate in recipe.rates([member])]
-        return resolve_rates(net, scaled, recipe.frozen) if factor else None
+        scaled = [rate * factor for rate in recipe.update.rates([member])]
+        return resolve_rates(net, scaled, recipe.update.frozen) if factor else None
 
     def angles(
-        net: Network, beta: float | None, factor: float = 0.0, recipe: Recipe = recipe
+        net: Network, beta: float | None, factor: float = 0.0, slope: UpdateSlope | None = None
     ) -> Angles:
-        rule = recipe.learning_rule([replace(member, beta=beta)])
-        ours = total_update(net, rule, x, y, cost, learning_rates=rates(factor))
-        return _angles(ours, total_update(net, bptt, x, y, cost))
+        rule: Any = recipe.learning_rule([replace(member, beta=beta)])
+        if slope is not None:
+            rule = replace(rule, update_slope=slope)
+        ours = total_update(net, rule, x, y, learning_rates=rates(factor))
+        return _angles(ours, total_update(net, bptt, x, y))
 
     @functools.cache
     def moved(factor: float) -> Angles:
@@ -165,37 +168,43 @@ def check(
         for k, eta in enumerate(member.learning_rates):
             factor = _leaving(moved, k)
             leaving.append(None if factor is None else factor * eta)
-    flipped = -member.beta if recipe.random_sign and member.beta is not None else None
-    symmetric, full = _symmetrised(net), replace(recipe, update_slope=UpdateSlope.FULL)
-    has_slope = recipe.uses("update_slope") and recipe != full
+    draws_sign = rule.nudging is not None and rule.nudging.draws_sign
+    flipped = -member.beta if draws_sign and member.beta is not None else None
+    symmetric = _symmetrised(net)
+    has_slope = _has_slope(recipe, rule) and rule.update_slope != UpdateSlope.FULL
     return Check(
         recipe=recipe,
         member=member,
-        batch=x.shape[-2],
-        report=gddcheck(net, rule, x, y, cost, learning_rates=rates(1.0)),
+        batch=net.batch(x),
+        report=gddcheck(net, rule, x, y, learning_rates=rates(1.0)),
         trained=moved(1.0),
         opposite=None if flipped is None else angles(net, flipped, 1.0),
         still=moved(0.0),
         small=angles(net, small),
         symmetric=angles(symmetric, small),
-        full=angles(symmetric, small, recipe=full) if has_slope else None,
+        full=angles(symmetric, small, slope=UpdateSlope.FULL) if has_slope else None,
         leaving=tuple(leaving),
     )
 
 
-def _cause(recipe: Recipe, residual: float) -> str:
+def _has_slope(recipe: Recipe, rule: Rule) -> bool:
+    """Whether the rule's update can have a factor σ′."""
+    return rule.vector_field and recipe.network.discrete
+
+
+def _cause(recipe: Recipe, member: Member, residual: float) -> str:
     """Why an update differs from the gradient with η, β → 0, symmetric weights, update_slope full.
 
     After a settled free phase it does not where F = ∂Φ/∂s (Theorem 1), nor where ∂F/∂s is
     symmetric (Theorem 2).
     """
-    causes = []
-    if recipe.uses("update_slope"):
+    causes, network = [], recipe.network
+    if _has_slope(recipe, recipe.learning_rule([member])):
         causes.append("symmetric weights do not make the Jacobian σ′·W symmetric")
-    elif recipe.uses("beta") and recipe.time == "discrete":
+    elif recipe.nudging and network.discrete:
         causes.append("the σ′ that Φ leaves out in discrete time")
-    elif recipe.uses("beta") and recipe.slope != "all":
-        causes.append(f"the σ′ that slope {recipe.slope} leaves out of the dynamics")
+    elif recipe.nudging and network.slope != "all":
+        causes.append(f"the σ′ that slope {network.slope} leaves out of the dynamics")
     if residual > UNSETTLED or not causes:
         causes.append("a free phase that has not settled")
     return ", and ".join(causes)
@@ -239,6 +248,6 @@ def _leaving(moved: Callable[[float], Angles], k: int) -> float | None:
 def _symmetrised(net: Network) -> Network:
     net = copy.deepcopy(net)
     for synapse in net.synapses:
-        if isinstance(synapse, Dense) and synapse.backward_weight is not None:
-            synapse.backward_weight.copy_(synapse.weight.mT)
+        if synapse.backward_weight is not None:
+            synapse.backward_weight.copy_(synapse.reverse(synapse.weight))
     return net

@@ -82,6 +82,7 @@ class Checkpoint:
     wrong: Tensor  # of the epoch under way, [members]
     loss: Tensor
     net: Network | None  # of the living
+    update: dict[str, Any]  # what their update remembers
     log: str | None  # hash of the metrics so far, and of the angles
     angles_log: str | None
 
@@ -321,10 +322,11 @@ class RunFolder:
             raise UserError(f"{file}: written in format {known.get('format')}, not known here")
         damaged = UserError(f"{file}: not a checkpoint of this run, in spite of its hash: {remedy}")
         try:
-            content = torch.load(io.BytesIO(body), weights_only=True)
+            content = torch.load(io.BytesIO(body), "cpu", weights_only=True)
         except Exception:  # of many kinds, from a body that only pretends
             raise damaged from None
-        if not _fits(content, CHECKPOINT | (LOGS if self.verified else {})):
+        shape = CHECKPOINT | (LOGS if self.verified else {})
+        if not _fits(content, shape) or not _fits(content.get("update", {}), dict):
             raise damaged
         saved = recipes.from_toml(content["recipe"].encode(), str(file))
         recipe = self.recipe()
@@ -342,7 +344,7 @@ class RunFolder:
             or any(count.shape != (len(members),) for count in counts)
         ):
             raise damaged
-        net = recipe.network([members[i] for i in living]) if living else None
+        net = recipe.network.build([members[i] for i in living]) if living else None
         if net is not None:
             try:
                 net.load_state_dict(content["parameters"])
@@ -358,6 +360,7 @@ class RunFolder:
             wrong=content["wrong"].double(),
             loss=content["loss"].double(),
             net=net,
+            update=content.get("update", {}),  # plain descent remembers nothing
             log=content.get("log"),
             angles_log=content.get("angles_log"),
         )

@@ -1,4 +1,4 @@
-"""Recipes: a training run as one small, flat, typed TOML file."""
+"""Recipes: a training run as one small TOML file, with a table for each of its parts."""
 
 from __future__ import annotations
 
@@ -6,165 +6,66 @@ import difflib
 import itertools
 import json
 import math
+import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-import torch
+import msgspec
 
 from eqprop import memory
-from eqprop.activations import ACTIVATIONS
-from eqprop.engines import resolve_rates
-from eqprop.network import Network, layered
-from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
-from eqprop.synapses import INITS
-from eqprop.timesteps import Discrete, RealTime
-from eqprop.update_slope import UpdateSlope
-
-RULES = ("ep", "continual-ep", "vf", "continual-vf", "bptt", "rbp")
-TIMES = ("discrete", "real-time")
-# What a rule, or a time, has no use for must be left at its default.
-UNUSED = {
-    "ep": ("rescale", "update_slope"),
-    "continual-ep": ("update_slope",),
-    "vf": ("rescale",),
-    "bptt": ("beta", "random_sign", "rescale", "in_turn", "tolerance", "update_slope"),
-    "rbp": ("beta", "random_sign", "rescale", "update_slope"),
-    "discrete": ("dt", "slope"),
-    "real-time": ("update_slope",),
-}
+from eqprop.engines import make_engine
+from eqprop.rules import Rule
+from eqprop.runs.parts import (
+    DataPart,
+    Member,
+    NetworkPart,
+    NudgingPart,
+    Part,
+    Positive,
+    RulePart,
+    UpdatePart,
+)
 
 
 class UserError(ValueError):
     """Something only the user can mend: one line that names the field and the remedy."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """What may differ between the networks that one run trains as an ensemble."""
-
-    seed: int
-    beta: float | None
-    angle: float
-    learning_rates: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Part, frozen=True, kw_only=True):
     """Everything that determines the numbers of a run. Layers and rates go input → output.
 
-    `beta`, `angle` and `learning_rates` may be lists (of lists): each value makes members.
+    β, angle and learning rates may be lists (of lists): each value makes members.
     """
 
     name: str
-    description: str
-    # network
-    layers: tuple[int, ...]
-    tied: bool
-    # rule: K is `nudged_steps`, for bptt and rbp the steps backward
-    rule: str
-    free_steps: int
-    nudged_steps: int
-    # training
-    learning_rates: tuple[float, ...] | tuple[tuple[float, ...], ...]
-    epochs: int
-    time: str = "discrete"
-    dt: float = 0.08
-    slope: str = "all"
-    activation: str = "sigmoid"
-    bias: bool = True
-    init: str = "fan_in"
-    angle: float | tuple[float, ...] = 0.0
-    beta: float | tuple[float, ...] | None = None
-    random_sign: bool = False
-    in_turn: bool = False
-    tolerance: float | None = None
-    rescale: float | None = None
-    update_slope: str = "none"
-    frozen: tuple[str, ...] = ()
-    batch: int = 20
-    seeds: int = 5
+    description: str = ""
+    epochs: Positive
+    batch: Positive = 20
+    seeds: Positive = 5
     seed: int = 0
-    data: str = "mnist"
-    train_samples: int | None = None
-    test_samples: int | None = None
+    network: NetworkPart
+    rule: RulePart
+    nudging: NudgingPart | None = None  # bptt and rbp have none
+    update: UpdatePart
+    data: DataPart = DataPart()
 
     def members(self) -> tuple[Member, ...]:
         """Every combination of the swept values, each with every seed, seeds fastest."""
-        betas = self.beta if isinstance(self.beta, tuple) else (self.beta,)
-        angles = self.angle if isinstance(self.angle, tuple) else (self.angle,)
-        nested = isinstance(self.learning_rates[0], tuple)
-        rates: Any = self.learning_rates if nested else (self.learning_rates,)
+        betas = _each(self.nudging.beta if self.nudging else None)
+        angles, rates = _each(self.network.angle), self.update.settings
         seeds = range(self.seed, self.seed + self.seeds)
-        count = len(rates) * len(betas) * len(angles) * len(seeds)
-        weights = sum(a * b for a, b in pairwise(self.layers))
-        memory.require(4 * weights * count, f"{count} networks of {weights} weights each")
+        count, size = len(rates) * len(betas) * len(angles) * len(seeds), self.network.size
+        memory.require(4 * size * count, f"{count} networks of {size} parameters each")
         return tuple(
             Member(seed, beta, angle, rate)
             for rate, beta, angle, seed in itertools.product(rates, betas, angles, seeds)
         )
 
-    def network(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
-        """The members as one ensemble [E]."""
-        return layered(
-            *self.layers,
-            tied=self.tied,
-            time=Discrete() if self.time == "discrete" else RealTime(self.dt, self.slope),
-            activation=self.activation,
-            bias=self.bias,
-            init=self.init,
-            angle=0.0 if self.tied else [member.angle for member in members],
-            ensemble=(len(members),),
-            seed=[member.seed for member in members],
-            dtype=dtype,
-        )
-
     def learning_rule(self, members: Sequence[Member]) -> Rule:
-        T, K = self.free_steps, self.nudged_steps
-        if self.rule == "bptt":
-            return BPTT(free_steps=T, backward_steps=K)
-        if self.rule == "rbp":
-            return RBP(
-                free_steps=T,
-                backward_steps=K,
-                tolerance=self.tolerance,
-                in_turn=self.in_turn,
-            )
-        shared: dict[str, Any] = {
-            "beta": torch.tensor([member.beta for member in members], dtype=torch.float64),
-            "free_steps": T,
-            "nudged_steps": K,
-            "tolerance": self.tolerance,
-            "in_turn": self.in_turn,
-            "random_sign": self.random_sign,
-        }
-        if self.rule == "ep":
-            return EP(**shared)
-        if self.rule == "continual-ep":
-            return ContinualEP(**shared, rescale=self.rescale)
-        if self.rule == "vf":
-            return VF(**shared, update_slope=self.update_slope)
-        return ContinualVF(**shared, rescale=self.rescale, update_slope=self.update_slope)
-
-    def rates(self, members: Sequence[Member]) -> list[torch.Tensor]:
-        """The learning rate of each synapse, [E]."""
-        table = [member.learning_rates for member in members]
-        return list(torch.tensor(table, dtype=torch.float64).unbind(-1))
-
-    def uses(self, field: str) -> bool:
-        """Whether the field has a meaning for this rule and this time."""
-        return field not in (*UNUSED.get(self.rule, ()), *UNUSED.get(self.time, ()))
-
-    def to_toml(self) -> str:
-        lines = []
-        for key, value in asdict(self).items():
-            if value is not None:
-                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-        return "\n".join(lines) + "\n"
+        return self.rule.build(self.nudging.build(members) if self.nudging else None)
 
     def settings(self) -> dict[str, list[int]]:
         """The members that differ in their seed alone, by what tells them from the others."""
@@ -182,20 +83,94 @@ class Recipe:
             groups.setdefault(", ".join(itertools.compress(each, varied)), []).append(i)
         return groups
 
+    def values(self) -> dict[str, Any]:
+        """The fields that are set as plain values, by their table and name: "rule.free_steps"."""
+        found = {}
+        for key, value in msgspec.to_builtins(self).items():
+            for path, inner in _inner(key, value):
+                if inner is not None:
+                    found[path] = inner
+        return found
+
+    def to_toml(self) -> str:
+        lines, table = [], ""
+        for path, value in self.values().items():
+            *within, field = path.split(".")
+            if within and within[0] != table:
+                table = within[0]
+                lines.append(f"\n[{table}]")
+            lines.append(f"{field} = {_toml(value)}")
+        return "\n".join(lines) + "\n"
+
     def differences(self, other: Recipe) -> list[str]:
         """The fields in which two recipes differ, but for those that do not change the numbers."""
-        mine, theirs = asdict(self), asdict(other)
-        return [key for key in mine if key not in FREE and mine[key] != theirs[key]]
+        mine, theirs = self._numbers(), other._numbers()
+        return [path for path in FIELDS if mine.get(path) != theirs.get(path)]
 
     def determining(self) -> dict[str, Any]:
-        """The fields that change the numbers, but for those that have their default."""
-        given = asdict(self)
-        defaults = {field.name: field.default for field in fields(self)}
-        return {key: v for key, v in given.items() if key not in FREE and v != defaults[key]}
+        """The fields that change the numbers, but for those that have their default.
+
+        By their flat names: the hashes of run folders go back to these.
+        """
+        found = {SHORT[path]: value for path, value in self._numbers().items()}
+        if found.get("nudging") == "random-sign":
+            del found["nudging"]
+            found["random_sign"] = True
+        return found
+
+    def _numbers(self) -> dict[str, Any]:
+        """The values that change the numbers of an epoch and are not the default."""
+        free = ["name", "description"]
+        free += ["epochs"] * (self.update.schedule is None)  # a schedule is made for its length
+        return {
+            path: value
+            for path, value in self.values().items()
+            if path not in free and value != DEFAULTS[path]
+        }
 
 
-FREE = ("name", "description", "epochs")  # what does not change the numbers of an epoch
-_TYPES = {field.name: str(field.type) for field in fields(Recipe)}
+_TOP: dict[str, type[Part]] = {"": Recipe}
+TABLES: dict[str, type[Part]] = {
+    "network": NetworkPart,
+    "rule": RulePart,
+    "nudging": NudgingPart,
+    "update": UpdatePart,
+    "data": DataPart,
+}
+_INFO = {
+    f"{table}.{field.name}" if table else field.name: field
+    for table, part in (_TOP | TABLES).items()
+    for field in msgspec.structs.fields(part)
+    if table or field.name not in TABLES
+}
+FIELDS = {path: field.type for path, field in _INFO.items()}
+DEFAULTS = {path: field.default for path, field in _INFO.items()}
+# The flat name of each field, which old files and the command line may use.
+SHORT = {path: path.rpartition(".")[2] for path in FIELDS}
+SHORT |= {"rule.name": "rule", "data.name": "data", "nudging.kind": "nudging"}
+PATHS = {short: path for path, short in SHORT.items()}
+
+
+def _inner(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The fields of a table, or the field itself."""
+    if key in TABLES and isinstance(value, Mapping):
+        return [(f"{key}.{field}", inner) for field, inner in value.items()]
+    return [(PATHS.get(key, key), value)]
+
+
+def _each(swept: Any) -> tuple[Any, ...]:
+    return swept if isinstance(swept, tuple) else (swept,)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+# Reading
 
 
 def names() -> list[str]:
@@ -205,7 +180,10 @@ def names() -> list[str]:
 
 
 def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by its name, or from a TOML file, with some fields replaced."""
+    """A recipe by its name, or from a TOML file, with some fields replaced.
+
+    `overrides` names fields with or without their table: {"rule.free_steps": 30, "beta": 0.3}.
+    """
     path = Path(source)
     if source in names():
         content = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_bytes()
@@ -221,8 +199,8 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
 def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     name = Path(source).name.removesuffix(".toml")
     try:
-        given = tomllib.loads(content.decode())
-        return parse({"name": name, "description": "", **given, **(overrides or {})}, source)
+        given = {"name": name, **tomllib.loads(content.decode())}
+        return _parse(_by_path(given, source) | _by_path(overrides or {}, source), source)
     except UserError:
         raise
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
@@ -233,153 +211,132 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
 
 def changed(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with some fields replaced, and checked again."""
-    return parse({**asdict(recipe), **overrides}, recipe.name)
+    return _parse(recipe.values() | _by_path(overrides, recipe.name), recipe.name)
 
 
-def parse(given: Mapping[str, Any], source: str) -> Recipe:
-    """A recipe from plain values, each checked against the type of its field."""
-    for key in given:
-        if key not in _TYPES:
-            close = difflib.get_close_matches(key, _TYPES, n=1, cutoff=0.7)
-            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(_TYPES)}"
-            raise UserError(f"{source}: unknown field {key!r}: {hint}")
-    required = [f.name for f in fields(Recipe) if f.default.__class__.__name__ == "_MISSING_TYPE"]
-    for key in required:
-        if key not in given:
-            raise UserError(f"{source}: field {key!r} is missing")
-    values = {key: _convert(source, key, _TYPES[key], value) for key, value in given.items()}
-    recipe = Recipe(**values)
-    _check(source, recipe)
+def _by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Values by table and name, from tables or from the flat fields of old files."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if key == "random_sign":
+            if not isinstance(value, bool):
+                raise UserError(f"{source}: random_sign must be true or false, not {value!r}")
+            found["nudging.kind"] = "random-sign" if value else "one-sided"
+        else:
+            found |= _inner(key, value)
+    for path in found:
+        if path not in FIELDS:
+            known = [*FIELDS, *PATHS]
+            close = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
+            hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(FIELDS)}"
+            raise UserError(f"{source}: unknown field {path!r}: {hint}")
+    return found
+
+
+def _parse(given: dict[str, Any], source: str) -> Recipe:
+    """A recipe from plain values by table and name, checked as a whole."""
+    tables: dict[str, Any] = {table: {} for table in TABLES}
+    for path, value in given.items():
+        _check_numbers(source, path, value)
+        table, _, field = path.rpartition(".")
+        (tables[table] if table else tables)[field] = value
+    if tables["nudging"].get("beta") is None:  # nothing to nudge with
+        del tables["nudging"]
+    try:
+        recipe: Recipe = msgspec.convert(tables, Recipe)
+        _check(recipe)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{source}: {_explained(str(error), tables)}") from None
+    except memory.NotEnoughMemory:
+        raise
+    except ValueError as error:  # of the core: it names the field
+        raise UserError(f"{source}: {_with_table(str(error))}") from None
     return recipe
 
 
-def _convert(source: str, key: str, expected: str, value: Any) -> Any:
-    """`value` as one of the types that `expected` lists, "float | tuple[float, ...] | None"."""
-    for kind in expected.split(" | "):
-        try:
-            return _CONVERTERS[kind](value)
-        except TypeError:
-            continue
-        except OverflowError:
-            raise UserError(f"{source}: {key} must lie below 2⁶³") from None
-        except ArithmeticError:
-            raise UserError(f"{source}: {key} must be finite, not {value!r}") from None
-    words = expected.replace("tuple[", "list of ").replace(", ...]", "").replace(" | None", "")
-    words = words.replace("bool", "true or false")
-    raise UserError(f"{source}: {key} must be {words.replace(' | ', ' or ')}, not {value!r}")
+def _check_numbers(source: str, path: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{source}: {path} must be finite, not {value!r}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UserError(f"{source}: {path} must lie below 2⁶³")
+    for inner in value if isinstance(value, (list, tuple)) else ():
+        _check_numbers(source, path, inner)
 
 
-def _exactly(*types: type) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise TypeError
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ArithmeticError
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise OverflowError
-        return value if value is None else types[0](value)
-
-    return convert
-
-
-def _tuple_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)) or (not value and item is not _CONVERTERS["str"]):
-            raise TypeError
-        return tuple(item(v) for v in value)
-
-    return convert
-
-
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "int": _exactly(int),
-    "bool": _exactly(bool),
-    "str": _exactly(str),
-    "float": _exactly(float, int),
-}
-_CONVERTERS |= {f"tuple[{k}, ...]": _tuple_of(_CONVERTERS[k]) for k in ("int", "float", "str")}
-_CONVERTERS["tuple[tuple[float, ...], ...]"] = _tuple_of(_CONVERTERS["tuple[float, ...]"])
-_CONVERTERS["None"] = _exactly(type(None))
-
-
-def _check(source: str, recipe: Recipe) -> None:
-    for key, allowed in (
-        ("rule", RULES),
-        ("time", TIMES),
-        ("activation", ACTIVATIONS),
-        ("init", INITS),
-        ("update_slope", tuple(UpdateSlope)),
-    ):
-        if getattr(recipe, key) not in allowed:
-            raise UserError(
-                f"{source}: {key} {getattr(recipe, key)!r} is unknown: "
-                f"choose one of {', '.join(allowed)}"
-            )
-    for key in ("name", "data"):
-        name = getattr(recipe, key)
+def _check(recipe: Recipe) -> None:
+    """What no part can check alone."""
+    rule, network, update = recipe.rule, recipe.network, recipe.update
+    for key, name in (("name", recipe.name), ("data.name", recipe.data.name)):
         if not any(map(str.isalnum, name)) or set(name) & set("/\\") or not name.isprintable():
-            raise UserError(
-                f"{source}: {key} needs a letter or digit, and no / or \\, not {name!r}"
-            )
-    for key in ("epochs", "batch", "seeds", "train_samples", "test_samples"):
-        value = getattr(recipe, key)
-        if value is not None and value < 1:
-            raise UserError(f"{source}: {key} must be 1 or more, not {value}")
-    if len(recipe.layers) < 2:
-        raise UserError(f"{source}: layers must name an input and an output, not {recipe.layers}")
-    if recipe.in_turn and recipe.free_steps < 2:
-        raise UserError(f"{source}: free_steps must be 2 or more with in_turn")
-    if recipe.beta is None and recipe.rule not in ("bptt", "rbp"):
-        raise UserError(f"{source}: rule {recipe.rule} needs beta")
-    if recipe.tied and recipe.angle != 0.0:
-        raise UserError(f"{source}: angle needs untied weights: set tied=false")
-    if not recipe.tied and recipe.rule in ("ep", "continual-ep"):
-        raise UserError(f"{source}: rule {recipe.rule} needs tied weights: use vf or continual-vf")
-    for key in ("beta", "angle", "learning_rates"):
-        values = getattr(recipe, key)
-        swept = isinstance(values, tuple)
-        if key == "learning_rates":
-            swept = isinstance(values[0], tuple)
-        twice = [value for value in values if values.count(value) > 1] if swept else []
+            raise ValueError(f"{key} needs a letter or digit, and no / or \\, not {name!r}")
+    if rule.nudged and recipe.nudging is None:
+        raise ValueError(f"rule {rule.name} needs nudging.beta")
+    if recipe.nudging and not rule.nudged:
+        raise ValueError(f"rule {rule.name} does not use nudging: leave it out (beta=none)")
+    sweeps = {"beta": recipe.nudging and recipe.nudging.beta, "angle": network.angle}
+    for key, values in {**sweeps, "learning_rates": update.settings}.items():
+        twice = [value for value in _each(values) if _each(values).count(value) > 1]
         if twice:
-            raise UserError(
-                f"{source}: {key} names {twice[0]} twice: equal settings train the same networks; "
-                "use seeds for more of them"
+            raise ValueError(
+                f"{key} names {twice[0]} twice: equal settings train the same networks; use seeds "
+                "for more of them"
+            )
+    needed = len(network.after_input)
+    for rates in update.settings:
+        if len(rates) != needed:
+            raise ValueError(
+                f"learning_rates needs {needed} entries, input to output, not {len(rates)}"
             )
     members = recipe.members()
-    try:  # the core checks the rest; its errors name the field
-        RealTime(recipe.dt, recipe.slope)
-        _check_used(recipe)
-        for member in members:
-            if member.beta == 0:
-                raise ValueError("beta must not be 0: there would be no second phase")
-            if len(member.learning_rates) != len(recipe.layers) - 1:
-                raise ValueError(
-                    f"learning_rates needs {len(recipe.layers) - 1} entries, input to output, "
-                    f"not {len(member.learning_rates)}"
-                )
-        recipe.learning_rule(members)
-        small = replace(recipe, layers=tuple(min(n, 2) for n in recipe.layers))
-        resolve_rates(small.network(members), recipe.rates(members), recipe.frozen)
-    except ValueError as error:
-        raise UserError(f"{source}: {error}") from None
+    built = recipe.learning_rule(members)
+    if not (network.tied or built.vector_field or built.nudging is None):
+        raise ValueError(f"rule {rule.name} needs tied weights: use vf or continual-vf")
+    if 0 < built.moving_share < 1 and not update.build(recipe.epochs).linear:
+        raise ValueError("rescale needs plain descent: no momentum, weight_decay or schedule")
+    small = network.smallest.build(members)  # its engine checks the rest, with any update
+    make_engine(small, built, update.rates(members), "reference", frozen=update.frozen)
 
 
-def _check_used(recipe: Recipe) -> None:
-    for key, choices in (("rule", RULES), ("time", TIMES)):
-        chosen = getattr(recipe, key)
-        idle = [f for f in UNUSED.get(chosen, ()) if getattr(recipe, f) != getattr(Recipe, f)]
-        if idle:
-            neutral = ", ".join(f"{f}={getattr(Recipe, f)}".lower() for f in idle)
-            users = [c for c in choices if not set(idle) & set(UNUSED.get(c, ()))]
-            raise ValueError(
-                f"{key} {chosen} does not use {', '.join(idle)}: "
-                f"go without ({neutral}), or choose {key} {' or '.join(users)}"
-            )
+# Words
+
+
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def _explained(error: str, given: Mapping[str, Any]) -> str:
+    """An error of msgspec in our words: which field must be what, and what it is."""
+    text, _, place = error.partition(" - at `$")
+    path = place.strip(".`")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
+        return f"field {'.'.join(filter(None, (path, missing[1])))!r} is missing"
+    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
+        return f"unknown field {f'{path}.{unknown[1]}'!r}: see docs/runs.md for those of a layer"
+    if expected := re.match(r"Expected `([^`]+)`(?:, got.*)?", text):
+        value: Any = given
+        for step in re.findall(r"\w+", path):
+            value = value[int(step) if step.isdecimal() else step]
+        kinds = [_WORDS[kind] for kind in expected[1].split(" | ") if kind != "null"]
+        return f"{path} must be {' or '.join(kinds)}{text[expected.end() :]}, not {value!r}"
+    return _with_table(text, path)
+
+
+def _with_table(message: str, table: str = "") -> str:
+    """A message that starts with the name of a field, with the table that it stands in."""
+    word = re.match(r"\w*", message)
+    name = word[0] if word else ""
+    path = f"{table}.{name}" if f"{table}.{name}" in FIELDS else PATHS.get(name, name)
+    return message if name in TABLES and not table else path + message[len(name) :]
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line. Commas make a list, semicolons a list of lists.
+    """`field=value` of the command line. Commas make a list, semicolons a list of lists.
 
     Text is taken as it stands; `none` unsets a field that may be left out.
     """
@@ -387,16 +344,23 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise UserError(f"--set {text!r}: write it as field=value, for example beta=0.3")
     key, value = key.strip(), value.strip()
-    kind = _TYPES.get(key, "")
-    if kind == "str":
-        return key, value
-    if value == "none" and kind.endswith(" | None"):
+    path = PATHS.get(key, key)
+    kind = FIELDS.get(path)
+    if value == "none" and (path == "nudging.beta" or DEFAULTS.get(path, "") is None):
         return key, None
+    if kind in (str, str | None):
+        return key, value
+    if value.startswith("[") and isinstance(read := _scalar(value), list):
+        return key, read
     if ";" in value:
         return key, [[_scalar(v) for v in part.split(",")] for part in value.split(";")]
-    if "," in value or kind.startswith("tuple"):
+    if "," in value or _is_list(kind):
         return key, [_scalar(v) for v in value.strip("[] ").split(",") if v.strip()]
     return key, _scalar(value)
+
+
+def _is_list(kind: Any) -> bool:
+    return tuple in (get_origin(kind), *map(get_origin, get_args(kind)[:1]))
 
 
 def _scalar(text: str) -> Any:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eqprop import data as datasets
-from eqprop.costs import Cost
 from eqprop.engines import Engine
 from eqprop.network import Network
 from eqprop.runs import recipe as recipes
 from eqprop.runs.evaluation import Evaluation, NothingToTest, measure
 from eqprop.runs.folder import RunFolder, RunWriter
+from eqprop.runs.parts import Member
 from eqprop.runs.progress import Progress
-from eqprop.runs.recipe import Member, Recipe, UserError
+from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.signals import stopping
 from eqprop.runs.summary import error_text, summarise
 from eqprop.runs.training import Callback, Training, Watcher, check_fits, fitting, recipe_engine
-from eqprop.splits import Dataset, Samples, Split, dataset_of
+from eqprop.splits import Dataset, Normalisation, Samples, Split, dataset_of
 
 Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
 
@@ -87,7 +87,6 @@ def train(
     engine: str = "auto",
     threads: int | None = None,
     angles_every: int | None = None,
-    cost: Cost | None = None,
 ) -> Run:
     """Train the networks of a recipe.
 
@@ -105,11 +104,10 @@ def train(
         progress: show a bar on a terminal. Elsewhere, print one line per epoch if there is a
             folder, and nothing if there is none.
         callback: is given the metrics of each epoch; the run ends where it returns True.
-        overrides: replace other fields of the recipe, {"beta": 0.3}.
+        overrides: replace other fields of the recipe, {"beta": 0.3, "rule.free_steps": 30}.
         resume: go on with the run in `folder`.
         engine, threads: see `make_engine`.
         angles_every: every so many minibatches, record the angle to BPTT's gradient in the folder.
-        cost: ℓ(output, y).
 
     Returns:
         The run, with its networks, metrics and summary.
@@ -122,7 +120,7 @@ def train(
         there.check(chosen, resume)  # before data is looked for
     found = _dataset(data, chosen, there if resume else None)
     if data is not None:
-        chosen = replace(chosen, data=found.name)
+        chosen = recipes.changed(chosen, {"data.name": found.name})
     found = fitting(found, chosen)
     if there is not None:
         there.check(chosen, resume)
@@ -133,7 +131,6 @@ def train(
         engine=engine,
         threads=threads,
         angles_every=angles_every,
-        cost=cost,
     )
     with _kept(there, training, found, resume) as keeper:
         watcher = Progress(there, chosen.epochs, training.at.epoch) if progress else Watcher()
@@ -233,7 +230,7 @@ def evaluate(
             raise UserError(
                 "a network needs data and free_steps: evaluate(net, data, free_steps=40)"
             )
-        found = _dataset(data, None, None, classes=trained.layer_sizes[-1])
+        found = _dataset(data, None, None, classes=trained.readout.width)
         return measure(trained, _part(found, split, trained), free_steps)
     recipe, net, folder = trained.recipe, trained.net, trained.folder
     if net is None:
@@ -241,18 +238,21 @@ def evaluate(
         gone = all(member["frozen"] for member in trained.summary["members"])
         why = "every member was frozen" if gone else "there is no checkpoint"
         raise NothingToTest(f"{where}{why}, so no network can be tested")
-    fewest = 2 if recipe.in_turn else 1
+    fewest = 2 if recipe.rule.in_turn else 1
     if free_steps is not None and free_steps < fewest:
         raise UserError(f"free_steps must be {fewest} or more, not {free_steps}")
     data = trained.data if data is None else data
     found = _dataset(data, recipe, RunFolder(folder) if folder else None)
     if data is None:
         found = fitting(found, recipe)
+    elif recipe.data.normalise and not found.train.normalisation:
+        known = _normalisation(trained)
+        found = found.normalised(known) if known else found
     check_fits(found, recipe)
     net, members = net.to(check_device(device)), recipe.members()
     engine = recipe_engine(recipe, [members[i] for i in trained.living], net, threads=threads)
     with _threads_of(engine):
-        return measure(net, _part(found, split, net), free_steps or recipe.free_steps, engine)
+        return measure(net, _part(found, split, net), free_steps or recipe.rule.free_steps, engine)
 
 
 def _recipe(
@@ -270,13 +270,22 @@ def _dataset(
     """What was given; or the recipe's own data, from where the run in the folder has it."""
     if data is None:
         assert recipe is not None
-        return datasets.load(recipe.data, folder.data_folder() if folder else None)
+        return datasets.load(recipe.data.name, folder.data_folder() if folder else None)
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
         if path.is_dir():
             return datasets.load(path.resolve().name, path)
         return datasets.load(str(data))
-    return dataset_of(data, recipe.layers[-1] if recipe else classes)
+    return dataset_of(data, recipe.network.classes if recipe else classes)
+
+
+def _normalisation(of: Run) -> Normalisation | None:
+    """What the data of a run was normalised by."""
+    if of.data is not None:
+        return of.data.train.normalisation
+    origin = RunFolder(of.folder).origin() if of.folder else None
+    known = origin["data"]["train"].get("normalisation") if origin else None
+    return Normalisation(**known) if known else None
 
 
 def _part(data: Dataset, split: str, net: Network) -> Split:

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from eqprop.analysis import angle, total_update
-from eqprop.costs import Cost
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite, NotSettled
 from eqprop.engines import Engine, make_engine, resolve_rates
 from eqprop.network import Network
-from eqprop.rules import BPTT
 from eqprop.runs import machine
 from eqprop.runs.evaluation import measure, weights
 from eqprop.runs.folder import Checkpoint
-from eqprop.runs.recipe import Member, Recipe, UserError
+from eqprop.runs.parts import Member
+from eqprop.runs.recipe import Recipe, UserError
 from eqprop.seeds import generator
 from eqprop.types import Gradients
 
@@ -100,24 +99,24 @@ class Training:
         engine: str = "auto",
         threads: int | None = None,
         angles_every: int | None = None,
-        cost: Cost | None = None,
     ) -> None:
         self.recipe = recipe
-        self.device, self.engine_kind, self.cost = device, engine, cost
+        self.device, self.engine_kind = device, engine
         self.angles_every, self.threads = angles_every, threads
         if angles_every is not None and angles_every < 1:
             raise UserError(f"angles_every must be 1 or more, not {angles_every}")
-        if angles_every and recipe.nudged_steps > recipe.free_steps:
+        rule = recipe.rule
+        if angles_every and rule.nudged_steps > rule.free_steps:
             raise UserError(
-                f"nudged_steps ({recipe.nudged_steps}) must not exceed free_steps "
-                f"({recipe.free_steps}) if angles are to be recorded"
+                f"nudged_steps ({rule.nudged_steps}) must not exceed free_steps "
+                f"({rule.free_steps}) if angles are to be recorded"
             )
         self.data = fitting(data, recipe).to(device)
         self.members = recipe.members()
         self.living = list(range(len(self.members)))
         self.non_finite: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
-        self.net = recipe.network(self.members).to(device)
+        self.net = recipe.network.build(self.members).to(device)
         self.engine = self._make_engine()
         self.started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
         # now: the sources may change during a long run
@@ -136,7 +135,7 @@ class Training:
 
     def _make_engine(self) -> Engine:
         return recipe_engine(
-            self.recipe, self._living_members(), self.net, self.engine_kind, self.cost, self.threads
+            self.recipe, self._living_members(), self.net, self.engine_kind, self.threads
         )
 
     def resume(self, saved: Checkpoint) -> None:
@@ -147,6 +146,13 @@ class Training:
         if saved.net is not None:
             self.net = saved.net.to(self.device)
             self.engine = self._make_engine()
+            try:
+                self.engine.mover.restore(saved.update)
+            except (KeyError, ValueError, TypeError, RuntimeError):
+                raise UserError(
+                    f"{saved.file}: does not hold what the update has to remember: start the run "
+                    "anew in another folder"
+                ) from None
 
     def facts(self) -> dict[str, Any]:
         """Where and with what this session runs."""
@@ -201,7 +207,8 @@ class Training:
             for seed in {member.seed for member in self.members}
         }
         order = torch.stack([orders[member.seed] for member in self.members]).to(self.device)
-        signs = self._signs(epoch) if self.recipe.random_sign else None
+        nudging = self.engine.rule.nudging
+        signs = self._signs(epoch) if nudging is not None and nudging.draws_sign else None
         whole, chunk = n // size, 1 if self.angles_every else self.engine.chunk
         first = self.at.minibatch
         while first < self._minibatches():
@@ -266,8 +273,9 @@ class Training:
         keep = [i for i in range(len(self.living)) if i not in failed]
         self.living = [self.living[i] for i in keep]
         if self.living:
-            self.net = self.net.members(keep)
+            self.net, remembered = self.net.members(keep), self.engine.mover.state(keep)
             self.engine = self._make_engine()
+            self.engine.mover.restore(remembered)
 
     def _angles(self, index: Tensor) -> dict[str, Any] | None:
         """The angles of the minibatch [E, batch] that comes next, if it is one to be recorded."""
@@ -276,7 +284,7 @@ class Training:
             return None
         members, E = self._living_members(), self.net.ensemble
         x, y = self.data.train.batch(index, self.net.dtype)
-        ours, exact = update_and_gradient(self.net, self.recipe, members, x, y, self.cost)
+        ours, exact = update_and_gradient(self.net, self.recipe, members, x, y)
         synapses = {name: self._spread(angle(ours[name], exact[name], E)) for name in ours}
         record: dict[str, Any] = {"epoch": self.at.epoch + 1, "minibatch": done}
         record["angle"], record["synapses"] = self._spread(angle(ours, exact, E)), synapses
@@ -304,6 +312,7 @@ class Training:
         if self.keeper is not None:
             self.keeper.append(record)
         self.metrics.append(record)
+        self.engine.next_epoch()
         seconds, epoch = self.at.seconds, self.at.epoch + 1
         self.at = self._fresh_position()
         self.at.epoch, self.at.seconds = epoch, seconds
@@ -340,6 +349,7 @@ class Training:
                 "living": self.living,
                 "frozen": self.non_finite,
                 "parameters": {n: p.detach().cpu() for n, p in self.net.state_dict().items()},
+                "update": self.engine.mover.state(),
             }
         )
         self._saved_at = time.perf_counter()
@@ -351,14 +361,19 @@ def recipe_engine(
     members: list[Member],
     net: Network,
     kind: str = "auto",
-    cost: Cost | None = None,
     threads: int | None = None,
 ) -> Engine:
     """The engine that trains these members of a recipe."""
-    rule, rates = recipe.learning_rule(members), recipe.rates(members)
+    update = recipe.update
     try:
         engine = make_engine(
-            net, rule, rates, kind, cost=cost, frozen=recipe.frozen, threads=threads
+            net,
+            recipe.learning_rule(members),
+            update.rates(members),
+            kind,
+            update=update.build(recipe.epochs),
+            frozen=update.frozen,
+            threads=threads,
         )
         engine.prepare(recipe.batch)
         return engine
@@ -367,21 +382,21 @@ def recipe_engine(
 
 
 def update_and_gradient(
-    net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor, cost: Cost | None
+    net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor
 ) -> tuple[Gradients, Gradients]:
     """The total update of the recipe's rule, weights moving as in training, and BPTT's gradient."""
     rule = recipe.learning_rule(members)
-    rates = resolve_rates(net, recipe.rates(members), recipe.frozen)
-    ours = total_update(net, rule, x, y, cost, learning_rates=rates)
-    bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
-    return ours, total_update(net, bptt, x, y, cost)
+    rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
+    ours = total_update(net, rule, x, y, learning_rates=rates)
+    return ours, total_update(net, recipe.rule.gradient(), x, y)
 
 
 def check_fits(data: Dataset, recipe: Recipe) -> None:
     """Raise unless the data set has the inputs and classes of the recipe's layers."""
+    network = recipe.network
     for which, there, wanted, what in (
-        ("first", recipe.layers[0], math.prod(data.image_shape), "pixels"),
-        ("last", recipe.layers[-1], data.train.classes, "classes"),
+        ("first", math.prod(network.input_shape), math.prod(data.image_shape), "pixels"),
+        ("last", network.classes, data.train.classes, "classes"),
     ):
         if there != wanted:
             raise UserError(
@@ -392,16 +407,10 @@ def check_fits(data: Dataset, recipe: Recipe) -> None:
 def fitting(data: Dataset, recipe: Recipe) -> Dataset:
     """The samples that a recipe asks for, in the shape of its inputs."""
     check_fits(data, recipe)
-    train, test = data.train, data.test
-    for name, split in (("train_samples", train), ("test_samples", test)):
-        wanted = getattr(recipe, name)
-        if wanted is not None and wanted > len(split):
-            raise UserError(f"{name}: {wanted} asked for, but {data.name} has {len(split)}")
-    return replace(
-        data,
-        train=train.head(recipe.train_samples or len(train)),
-        test=test.head(recipe.test_samples or len(test)),
-    ).shaped((recipe.layers[0],))
+    try:
+        return recipe.data.choose(data).shaped(recipe.network.input_shape)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _rounded(value: Any) -> Any:

@@ -82,13 +82,18 @@ class Conv2d(Synapses):
         height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[1:])
         return height, width
 
+    def pooled(self, pre: Shape) -> tuple[int, int]:
+        """Height and width of what it makes of a layer of this shape."""
+        height, width = (n // self.pool for n in self._convolved(pre))
+        return height, width
+
     def weight_shape(self, pre: Shape, post: Shape) -> Shape:
         if len(pre) != 3 or len(post) != 3:
             raise ValueError(
                 f"synapse {self.name}: a convolution joins layers of shape (channels, height, "
                 f"width), not {pre} and {post}"
             )
-        pooled = tuple(n // self.pool for n in self._convolved(pre))
+        pooled = self.pooled(pre)
         if pooled != post[1:] or min(pooled) < 1:
             raise ValueError(
                 f"synapse {self.name}: from {pre[1:]} this convolution makes {pooled}, but layer "

@@ -120,7 +120,7 @@ def _settings(quick: bool) -> tuple[Setting, ...]:
     settings = []
     for depth, count in (("1h", "one hidden layer"), ("2h", "two hidden layers")):
         ep, cep = recipes.load(f"ep-{depth}"), recipes.load(f"c-ep-{depth}")
-        hidden = (64 if quick else 512,) * (len(ep.layers) - 2)
+        hidden = (64 if quick else 512,) * (len(ep.network.layers) - 2)
         layers = (784, *hidden, 10)
         discrete = Setting(
             f"discrete time, {count}", layers, _phases(ep), _phases(cep), _rates(cep), False
@@ -132,8 +132,10 @@ def _settings(quick: bool) -> tuple[Setting, ...]:
 
 
 def _phases(recipe: recipes.Recipe) -> dict[str, Any]:
-    steps = {"free_steps": recipe.free_steps, "nudged_steps": recipe.nudged_steps}
-    return {"beta": recipe.beta, **steps}
+    rule = recipe.rule
+    (member, *_) = recipe.members()
+    steps = {"free_steps": rule.free_steps, "nudged_steps": rule.nudged_steps}
+    return {"beta": member.beta, **steps}
 
 
 def _rates(recipe: recipes.Recipe) -> tuple[float, ...]:

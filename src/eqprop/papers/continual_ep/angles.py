@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eqprop import data as datasets
 from eqprop.analysis import angle, total_update
-from eqprop.costs import SquaredError
 from eqprop.engines.descent import resolve_rates
 from eqprop.measured import Measured
 from eqprop.network import Network
@@ -36,8 +35,9 @@ from eqprop.report.blocks import Block, Chart, Line, Panel, Table, Text
 from eqprop.report.item import Item, Order, Row
 from eqprop.report.results import Completeness, Results, weakest
 from eqprop.report.verdict import passes
-from eqprop.rules import BPTT
-from eqprop.runs.recipe import Member, Recipe
+from eqprop.runs import recipe as recipes
+from eqprop.runs.parts import Member
+from eqprop.runs.recipe import Recipe
 from eqprop.runs.training import fitting, update_and_gradient
 from eqprop.seeds import generator
 from eqprop.types import Gradients
@@ -60,7 +60,7 @@ def before_training(
     recipe: Recipe, members: list[Member], data: datasets.Dataset
 ) -> dict[str, list[float]]:
     """The angle of every network on a random minibatch of its own, by the meaning of the total."""
-    net = recipe.network(members, torch.float64)
+    net = recipe.network.build(members, torch.float64)
     orders = [
         torch.randperm(len(data.train), generator=generator(m.seed, "angles before training"))
         for m in members
@@ -76,26 +76,22 @@ def _totals(
     net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor
 ) -> dict[str, tuple[Gradients, Gradients]]:
     """The total update and BPTT's total gradient, uphill, by the meaning of the total."""
-    first = replace(recipe, nudged_steps=1)
-    ours, exact = update_and_gradient(net, recipe, members, x, y, SquaredError())
-    ours_at_0, exact_at_0 = update_and_gradient(net, first, members, x, y, SquaredError())
+    first = recipes.changed(recipe, {"nudged_steps": 1})
+    ours, exact = update_and_gradient(net, recipe, members, x, y)
+    ours_at_0, exact_at_0 = update_and_gradient(net, first, members, x, y)
     later = _weights(ours, ours_at_0)
     after = _weights(exact, exact_at_0)
     if recipe.learning_rule(members).continual:
         moved = copy.deepcopy(net)
-        rates = resolve_rates(net, recipe.rates(members), recipe.frozen)
+        rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
         Descent(moved, rates).move(ours)
-        after = _weights(*(_gradient(moved, each, x, y) for each in (recipe, first)))
+        bptts = (recipe.rule.gradient(), first.rule.gradient())
+        after = _weights(*(total_update(moved, bptt, x, y) for bptt in bptts))
     return {
         "text": (ours, exact),
         "later": (later, _weights(exact, exact_at_0)),
         "code": (later, after),
     }
-
-
-def _gradient(net: Network, recipe: Recipe, x: Tensor, y: Tensor) -> Gradients:
-    bptt = BPTT(free_steps=recipe.free_steps, backward_steps=recipe.nudged_steps)
-    return total_update(net, bptt, x, y, SquaredError())
 
 
 def _weights(total: Gradients, at_0: Gradients) -> Gradients:
@@ -158,8 +154,8 @@ class EpToCvf(Item):
     def _angles(self, run: TrainingRun, order: Order) -> dict[str, dict[str, list[float]]]:
         recipe = run.resolved(order.quick)
         if not order.quick:
-            recipe = replace(recipe, seeds=NETWORKS)
-        data = fitting(datasets.load(recipe.data, order.data), recipe)
+            recipe = recipes.changed(recipe, {"seeds": NETWORKS})
+        data = fitting(datasets.load(recipe.data.name, order.data), recipe)
         by_angle: dict[str, list[Member]] = {}
         for member in recipe.members():
             by_angle.setdefault(f"{member.angle:g}", []).append(member)

@@ -58,7 +58,7 @@ class Comparison:
         if ours.outcome.quick:
             notes += [
                 f"quick: {errors.test.n} networks, {recipe.epochs} epochs of "
-                f"{recipe.train_samples} samples",
+                f"{recipe.data.train_samples} samples",
                 self.progress,
             ]
         if errors.non_finite:

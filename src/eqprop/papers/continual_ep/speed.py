@@ -41,7 +41,7 @@ class Speed(Trained):
         )
         if outcome.quick:
             recipe = outcome.recipe
-            note = f"quick: {recipe.epochs} epochs of {recipe.train_samples} samples; {note}"
+            note = f"quick: {recipe.epochs} epochs of {recipe.data.train_samples} samples; {note}"
         return Row(NAMES[name], paper, f"{clock(_each(outcome))} a network", None, note)
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
@@ -63,7 +63,7 @@ class Speed(Trained):
 
 
 def _paper(recipe: str) -> float:
-    return TITAN_SECONDS[len(training.RUNS[recipe].resolved(quick=False).layers) - 2]
+    return TITAN_SECONDS[len(training.RUNS[recipe].resolved(quick=False).network.layers) - 2]
 
 
 def _each(outcome: Outcome) -> float:

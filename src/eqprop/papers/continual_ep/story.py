@@ -131,11 +131,11 @@ class Story(Computed):
             recipe, ensemble = snapshot.recipe, snapshot.net
             if ensemble is None:
                 raise UserError(f"{folder.path}: its weights were not kept: move it away")
-            test = fitting(datasets.load(recipe.data, order.data), recipe).test
+            test = fitting(datasets.load(recipe.data.name, order.data), recipe).test
             x, _ = test.batch(torch.arange(len(test)), ensemble.dtype)
             for i, member in enumerate(snapshot.living):
                 net = ensemble.member(i)
-                found = alternation(net, x, recipe.free_steps)
+                found = alternation(net, x, recipe.rule.free_steps)
                 seed = recipe.members()[member].seed
                 networks.append({"run": run.name, "reading": _reading(run), "seed": seed, **found})
                 if found["distance"] and shown is None:

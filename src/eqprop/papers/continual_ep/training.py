@@ -70,10 +70,10 @@ class TrainingRun(SharedRun):
         recipe = recipes.load(self.recipe, {**self.overrides, "name": self.name})
         if not quick:
             return recipe
-        train, test = QUICK_SAMPLES[len(recipe.layers) - 2]
-        angle = QUICK_ANGLES if isinstance(recipe.angle, tuple) else recipe.angle
-        small = replace(recipe, epochs=2, seeds=2, angle=angle)
-        return replace(small, train_samples=train, test_samples=test)
+        train, test = QUICK_SAMPLES[len(recipe.network.layers) - 2]
+        small = {"epochs": 2, "seeds": 2, "train_samples": train, "test_samples": test}
+        angles = {"angle": QUICK_ANGLES} if isinstance(recipe.network.angle, tuple) else {}
+        return recipes.changed(recipe, small | angles)
 
     @property
     def note(self) -> str:
@@ -114,7 +114,7 @@ class TrainingRun(SharedRun):
             f"{self.name}: {len(recipe.members())} networks, {recipe.epochs} epochs, "
             f"in {folder.path}"
         )
-        data = datasets.load(recipe.data, order.data) if order.data else None
+        data = datasets.load(recipe.data.name, order.data) if order.data else None
         how: dict[str, Any] = {"device": order.device, "threads": order.threads}
         try:
             done = runs.train(recipe, data, folder.path, **how, resume=there)
@@ -247,7 +247,7 @@ class Outcome:
         """
         members = self.recipe.members()
         chosen = [i for i, m in enumerate(members) if angle is None or m.angle == angle]
-        guessing = 100 * (1 - 1 / self.recipe.layers[-1])
+        guessing = 100 * (1 - 1 / self.recipe.network.classes)
         curves = torch.full((self.recipe.epochs, len(chosen)), guessing, dtype=torch.float64)
         recorded = self.recorded[key][:, chosen]
         curves[: len(recorded)] = recorded.nan_to_num(guessing)
@@ -295,7 +295,8 @@ def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
         gone += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
         before += len(part.recipe.members())
     angles = tuple(member.angle for part in parts for member in part.recipe.members())
-    recipe = replace(parts[0].recipe, name=run.name, angle=tuple(dict.fromkeys(angles)))
+    together = {"name": run.name, "angle": tuple(dict.fromkeys(angles))}
+    recipe = recipes.changed(parts[0].recipe, together)
     summary = {
         **parts[0].summary,
         "frozen": gone,

@@ -1,0 +1,361 @@
+"""The parts of a recipe: one small table each, which builds the object that it describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any
+
+import msgspec
+import torch
+from msgspec import Meta
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from eqprop.activations import ACTIVATIONS, IDENTITY
+from eqprop.network import Input, Layer, Network
+from eqprop.nudging import Centred, Holomorphic, Nudging, OneSided, RandomSign
+from eqprop.readouts import CrossEntropy, OutputLayer
+from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
+from eqprop.splits import Dataset, Normalisation
+from eqprop.synapses import INITS, INPUT, Conv2d, Dense, Synapses
+from eqprop.timesteps import Discrete, RealTime, Timesteps
+from eqprop.types import Shape
+from eqprop.update_slope import UpdateSlope
+from eqprop.updates import SGD, Update
+
+RULES: dict[str, type[Rule]] = {
+    "ep": EP,
+    "continual-ep": ContinualEP,
+    "vf": VF,
+    "continual-vf": ContinualVF,
+    "bptt": BPTT,
+    "rbp": RBP,
+}
+NUDGINGS: dict[str, type[Nudging]] = {
+    "one-sided": OneSided,
+    "random-sign": RandomSign,
+    "centred": Centred,
+    "holomorphic": Holomorphic,
+}
+TIMES = ("discrete", "real-time")
+READOUTS = ("output-layer", "cross-entropy")
+SCHEDULES = ("cosine",)
+
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Swept = float | Annotated[tuple[float, ...], Meta(min_length=1)]  # one value, or one per setting
+
+
+@dataclass(frozen=True)
+class Member:
+    """What may differ between the networks that one run trains as an ensemble."""
+
+    seed: int
+    beta: float | None
+    angle: float
+    learning_rates: tuple[float, ...]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a recipe."""
+
+    def require(self, field: str, choices: Collection[str]) -> None:
+        """Raise unless a field has one of these values."""
+        value = getattr(self, field)
+        if value not in choices:
+            raise ValueError(f"{field} {value!r} is unknown: choose one of {', '.join(choices)}")
+
+    def refuse(self, field: str, unused: Mapping[str, Collection[str]]) -> None:
+        """Raise where other fields are set that the chosen value of `field` has no use for.
+
+        `unused` names those fields for each value.
+        """
+        chosen = getattr(self, field)
+        default = {it.name: it.default for it in msgspec.structs.fields(self)}
+        given = [name for name in default if getattr(self, name) != default[name]]
+        idle = [name for name in given if name in unused[chosen]]
+        if idle:
+            neutral = ", ".join(f"{name}={default[name]}".lower() for name in idle)
+            users = [value for value, names in unused.items() if not {*idle} & {*names}]
+            raise ValueError(
+                f"{field} {chosen} does not use {', '.join(idle)}: "
+                f"go without ({neutral}), or choose {field} {' or '.join(users)}"
+            )
+
+
+class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """A convolutional layer with `conv` channels, and the synapses that lead to it."""
+
+    conv: Positive
+    kernel: Positive
+    stride: Positive = 1
+    padding: NotNegative = 0
+    pool: Positive = 1
+
+    def join(
+        self, pre: str, post: str, shape: Shape, how: dict[str, Any]
+    ) -> tuple[Synapses, Shape]:
+        """The synapses from a layer of this shape, and the shape of the layer after."""
+        if len(shape) != 3:
+            raise ValueError(
+                f"layers: a convolution needs (channels, height, width) before it, not {shape}: "
+                "give the shape of the input, input = [1, 28, 28]"
+            )
+        how = how | {"stride": self.stride, "padding": self.padding, "pool": self.pool}
+        synapse = Conv2d(pre, post, self.kernel, **how)
+        return synapse, (self.conv, *synapse.pooled(shape))
+
+
+class NetworkPart(Part, frozen=True, kw_only=True):
+    """Layers from input to output. A number is a dense layer; without `input` the first is x.
+
+    The last number is what the network answers with: a layer of neurons, or with cross-entropy a
+    softmax outside the dynamics.
+    """
+
+    input: Annotated[tuple[Positive, ...], Meta(min_length=1)] | None = None
+    layers: Annotated[tuple[Positive | ConvPart, ...], Meta(min_length=1)]
+    tied: bool
+    time: str = "discrete"
+    dt: float = 0.08
+    slope: str = "all"
+    activation: str = "sigmoid"
+    bias: bool = True
+    init: str = "fan_in"
+    angle: Swept = 0.0
+    shared_update: bool = False
+    readout: str = "output-layer"
+
+    def __post_init__(self) -> None:
+        self.require("time", TIMES)
+        self.require("activation", ACTIVATIONS)
+        self.require("init", INITS)
+        self.require("readout", READOUTS)
+        RealTime(self.dt, self.slope)  # which checks both
+        self.refuse("time", {"discrete": ("dt", "slope"), "real-time": ()})
+        if self.input is None and not isinstance(self.layers[0], int):
+            raise ValueError("layers must start with a number, or input = [1, 28, 28] give a shape")
+        if not isinstance(self.layers[-1], int):
+            raise ValueError("layers must end with a number, the classes")
+        if len(self.after_input) < 1 + self.softmax:
+            hidden = ", a hidden layer" if self.softmax else ""
+            raise ValueError(
+                f"layers must name an input{hidden} and an output, not {list(self.layers)}"
+            )
+        if self.tied and self.angle != 0.0:
+            raise ValueError("angle needs untied weights: set tied=false")
+        if self.tied and self.shared_update:
+            raise ValueError("shared_update needs untied weights: set tied=false")
+
+    @property
+    def discrete(self) -> bool:
+        return self.time == "discrete"
+
+    @property
+    def softmax(self) -> bool:
+        """Whether the network answers by a softmax outside the dynamics."""
+        return self.readout == "cross-entropy"
+
+    @property
+    def input_shape(self) -> Shape:
+        return self.input or (self._number(0),)
+
+    @property
+    def after_input(self) -> tuple[int | ConvPart, ...]:
+        """The layers that something leads to: as many as there are learning rates."""
+        return self.layers if self.input else self.layers[1:]
+
+    @property
+    def classes(self) -> int:
+        return self._number(-1)
+
+    def _number(self, index: int) -> int:
+        number = self.layers[index]
+        assert isinstance(number, int)
+        return number
+
+    @property
+    def size(self) -> int:
+        """How many parameters one network has."""
+        layers, synapses = self._chain((0.0,))
+        shapes = [self.input_shape, *(layer.shape for layer in layers)]
+        ends = zip(synapses, pairwise(shapes), strict=True)
+        own = math.prod(shapes[-1]) * self.classes if self.softmax else 0
+        return own + sum(synapse.size(*pair) for synapse, pair in ends)
+
+    @property
+    def smallest(self) -> NetworkPart:
+        """The same with two neurons or channels per layer: what fits it fits the whole."""
+        layers = tuple(
+            min(it, 2) if isinstance(it, int) else msgspec.structs.replace(it, conv=min(it.conv, 2))
+            for it in self.layers
+        )
+        first = self.input and (min(self.input[0], 2), *self.input[1:])
+        return msgspec.structs.replace(self, layers=layers, input=first)
+
+    def _chain(self, angles: Sequence[float]) -> tuple[list[Layer], list[Synapses]]:
+        """The layers of neurons, and the synapses that lead to each."""
+        inner = self.after_input[: len(self.after_input) - self.softmax]
+        hidden = len(inner) - (not self.softmax)
+        names = ["hidden"] if hidden == 1 else [f"hidden{i + 1}" for i in range(hidden)]
+        names += [] if self.softmax else ["output"]
+        layers: list[Layer] = []
+        synapses: list[Synapses] = []
+        pre, shape = INPUT, self.input_shape
+        synapse: Synapses
+        for name, it in zip(names, inner, strict=True):
+            how: dict[str, Any] = {"tied": self.tied, "bias": self.bias, "init": self.init}
+            if not (self.tied or pre == INPUT):
+                how |= {"angle": list(angles), "shared_update": self.shared_update}
+            if isinstance(it, int):
+                synapse, shape = Dense(pre, name, **how), (it,)
+            else:
+                synapse, shape = it.join(pre, name, shape, how)
+            layers.append(Layer(name, shape))
+            synapses.append(synapse)
+            pre = name
+        return layers, synapses
+
+    def build(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
+        """The members as one ensemble [E]."""
+        layers, synapses = self._chain([member.angle for member in members])
+        sigma = ACTIVATIONS[self.activation]
+        time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)
+        softmax = partial(CrossEntropy, self.classes, bias=self.bias, init=self.init)
+        return Network(
+            [Input(self.input_shape, IDENTITY if self.discrete else sigma), *layers],
+            synapses,
+            time=time,
+            activation=sigma,
+            readout=softmax() if self.softmax else OutputLayer(),
+            ensemble=(len(members),),
+            seed=[member.seed for member in members],
+            dtype=dtype,
+        )
+
+
+class RulePart(Part, frozen=True, kw_only=True):
+    """A learning rule. K is `nudged_steps`, for bptt and rbp the steps backward."""
+
+    name: str
+    free_steps: int
+    nudged_steps: int
+    tolerance: float | None = None
+    in_turn: bool = False
+    rescale: float | None = None
+    update_slope: str = "none"
+
+    def __post_init__(self) -> None:
+        self.require("name", RULES)
+        self.require("update_slope", tuple(UpdateSlope))
+        optional = ("tolerance", "in_turn", "rescale", "update_slope")
+        self.refuse("name", {it: {*optional} - _fields(kind) for it, kind in RULES.items()})
+
+    @property
+    def nudged(self) -> bool:
+        """Whether it has a nudged phase."""
+        return "nudging" in _fields(RULES[self.name])
+
+    def build(self, nudging: Nudging | None) -> Rule:
+        given = {
+            "free_steps": self.free_steps,
+            "nudged_steps": self.nudged_steps,
+            "backward_steps": self.nudged_steps,
+            "tolerance": self.tolerance,
+            "in_turn": self.in_turn,
+            "rescale": self.rescale,
+            "update_slope": self.update_slope,
+            "nudging": nudging,
+        }
+        kind: Any = RULES[self.name]
+        rule: Rule = kind(**{key: given[key] for key in given.keys() & _fields(kind)})
+        return rule
+
+    def gradient(self) -> BPTT:
+        """BPTT over the same T and K: what the rule is held against."""
+        return BPTT(free_steps=self.free_steps, backward_steps=self.nudged_steps)
+
+
+class NudgingPart(Part, frozen=True, kw_only=True):
+    """How the second phase is nudged. `points` is N of holomorphic nudging."""
+
+    kind: str = "one-sided"
+    beta: Swept
+    points: int | None = None
+
+    def __post_init__(self) -> None:
+        self.require("kind", NUDGINGS)
+        if 0 in (self.beta if isinstance(self.beta, tuple) else (self.beta,)):
+            raise ValueError("beta must not be 0: there would be no second phase")
+        self.refuse("kind", {it: {"points"} - _fields(kind) for it, kind in NUDGINGS.items()})
+
+    def build(self, members: Sequence[Member]) -> Nudging:
+        beta = torch.tensor([member.beta for member in members], dtype=torch.float64)
+        given = {"beta": beta, "points": self.points}
+        kind: Any = NUDGINGS[self.kind]
+        nudging: Nudging = kind(**{key: given[key] for key in given.keys() & _fields(kind)})
+        return nudging
+
+
+class UpdatePart(Part, frozen=True, kw_only=True):
+    """How parameters move: learning rates input → output, one list, or one per setting."""
+
+    learning_rates: Annotated[tuple[float | tuple[float, ...], ...], Meta(min_length=1)]
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    schedule: str | None = None
+    frozen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None:
+            self.require("schedule", SCHEDULES)
+        if len({isinstance(it, tuple) for it in self.learning_rates}) > 1:
+            raise ValueError("learning_rates must be a list of numbers, or of lists, not of both")
+        self.build(epochs=1)  # which checks the rest
+
+    @property
+    def settings(self) -> tuple[tuple[float, ...], ...]:
+        """The learning rates of each setting."""
+        lists = tuple(it for it in self.learning_rates if isinstance(it, tuple))
+        return lists or (tuple(it for it in self.learning_rates if isinstance(it, float)),)
+
+    def build(self, epochs: int) -> Update:
+        """The update of a run that long, for which a schedule is made."""
+        cosine = None if self.schedule is None else partial(CosineAnnealingLR, T_max=epochs)
+        return SGD(self.momentum, self.weight_decay, self.nesterov, cosine)
+
+    def rates(self, members: Sequence[Member]) -> list[torch.Tensor]:
+        """The learning rate of each synapse, [E]."""
+        table = [member.learning_rates for member in members]
+        return list(torch.tensor(table, dtype=torch.float64).unbind(-1))
+
+
+class DataPart(Part, frozen=True, kw_only=True):
+    """Which set, how many of its first samples, and whether it is normalised per channel."""
+
+    name: str = "mnist"
+    train_samples: Positive | None = None
+    test_samples: Positive | None = None
+    normalise: bool = False
+
+    def choose(self, data: Dataset) -> Dataset:
+        """The samples that are asked for. Data that is normalised already stays as it is."""
+        train, test = self.train_samples or len(data.train), self.test_samples or len(data.test)
+        for name, wanted, there in (("train", train, data.train), ("test", test, data.test)):
+            if wanted > len(there):
+                raise ValueError(
+                    f"{name}_samples: {wanted} asked for, but {data.name} has {len(there)}"
+                )
+        chosen = replace(data, train=data.train.head(train), test=data.test.head(test))
+        if not self.normalise or chosen.train.normalisation:
+            return chosen
+        return chosen.normalised(Normalisation.of(chosen.train))
+
+
+def _fields(kind: Any) -> set[str]:
+    """What an object of this dataclass is made of."""
+    return {field.name for field in fields(kind)}
