@@ -286,11 +286,11 @@ def test_an_unknown_slope_is_refused(rule):
 @pytest.mark.parametrize(
     ("recipe", "fields", "message"),
     [
-        ("ep-1h", {}, "rule ep does not use update_slope"),
-        ("c-ep-1h", {}, "rule continual-ep does not use update_slope"),
-        ("bptt-1h", {}, "rule bptt does not use update_slope"),
-        ("rbp-1h", {}, "rule rbp does not use update_slope"),
-        ("c-vf-1h", {"time": "real-time"}, "time real-time does not use update_slope"),
+        ("ep-1h", {}, "rule.name ep does not use update_slope"),
+        ("c-ep-1h", {}, "rule.name continual-ep does not use update_slope"),
+        ("bptt-1h", {}, "rule.name bptt does not use update_slope"),
+        ("rbp-1h", {}, "rule.name rbp does not use update_slope"),
+        ("c-vf-1h", {"time": "real-time"}, "rule.update_slope 'own' needs discrete time"),
         ("c-vf-1h", {"update_slope": "some"}, "update_slope 'some' is unknown"),
     ],
 )
