@@ -1,6 +1,7 @@
 """One thread and the same hypothesis examples every time; the real MNIST; the command line."""
 
 import io
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,14 @@ from eqprop.data import Dataset, load
 torch.set_num_threads(1)
 settings.register_profile("eqprop", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("eqprop")
+
+# What nohup or a shell's background ignores is inherited: tests of signals need them as they are.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session")
