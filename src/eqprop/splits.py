@@ -181,12 +181,16 @@ class Split:
     def _with(self, images: Tensor, labels: Tensor) -> Self:
         return replace(self, images=images, labels=labels)
 
+    def pixels(self, index: Tensor) -> Tensor:
+        """The images at `index` [*, batch] as they are kept: [*, batch, *shape]."""
+        return self.images[index]
+
     def batch(self, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Inputs and one-hot targets of the samples at `index` [*, batch].
 
         Returns x [*, batch, *shape] and y [*, batch, classes].
         """
-        x = self.images[index].to(dtype)
+        x = self.pixels(index).to(dtype)
         if self.images.dtype == torch.uint8:
             x = x / 255
         if self.normalisation:

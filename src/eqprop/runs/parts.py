@@ -15,6 +15,7 @@ from msgspec import Meta
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from eqprop.activations import ACTIVATIONS, IDENTITY
+from eqprop.augmentation import Augmentation
 from eqprop.network import Input, Layer, Network
 from eqprop.nudging import Centred, Holomorphic, Nudging, OneSided, RandomSign
 from eqprop.readouts import CrossEntropy, OutputLayer
@@ -335,12 +336,20 @@ class UpdatePart(Part, frozen=True, kw_only=True):
 
 
 class DataPart(Part, frozen=True, kw_only=True):
-    """Which set, how many of its first samples, and whether it is normalised per channel."""
+    """Which set, how many of its first samples, and what is done to its images: `normalise` per
+    channel; to train on them, `shift` by up to so many pixels at random, and `flip` half of them.
+    """
 
     name: str = "mnist"
     train_samples: Positive | None = None
     test_samples: Positive | None = None
     normalise: bool = False
+    shift: NotNegative = 0
+    flip: bool = False
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(self.shift, self.flip)
 
     def choose(self, data: Dataset) -> Dataset:
         """The samples that are asked for. Data that is normalised already stays as it is."""

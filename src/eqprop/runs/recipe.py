@@ -287,6 +287,7 @@ def _check(recipe: Recipe) -> None:
             raise ValueError(
                 f"learning_rates needs {needed} entries, input to output, not {len(rates)}"
             )
+    recipe.data.augmentation.check(network.input_shape)
     members = recipe.members()
     built = recipe.learning_rule(members)
     if not (network.tied or built.vector_field or built.nudging is None):

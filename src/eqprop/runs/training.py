@@ -28,6 +28,7 @@ from eqprop.runs.folder import Checkpoint
 from eqprop.runs.parts import Member
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.seeds import generator
+from eqprop.splits import Split
 from eqprop.types import Gradients
 
 SAVE_SHARE = 50  # an epoch's end is saved if that long, in times of the last save, has passed
@@ -123,6 +124,7 @@ class Training:
         self.where = machine.describe(device, self.engine.threads)
         self.at = self._fresh_position()
         self._saved_at = self._save_took = 0.0
+        self._drawn: tuple[tuple[int, tuple[int, ...]], Split] | None = None
         self.watcher = Watcher()
         self.keeper: Keeper | None = None
 
@@ -238,7 +240,7 @@ class Training:
         try:
             angles = self._angles(chosen[0])
             chosen_signs = None if signs is None else signs[:, self.living]
-            counts = self.engine.run(self.data.train, chosen, chosen_signs)
+            counts = self.engine.run(self._samples(), chosen, chosen_signs)
         except NonFinite as failure:
             if len(index) == 1:
                 self._leave_out(failure)
@@ -256,6 +258,15 @@ class Training:
         seen = min(self.at.minibatch * self.recipe.batch, len(self.data.train))
         error = 100 * float(self.at.wrong[self.living].mean()) / seen
         self.watcher.minibatch(self.at.epoch + 1, self.at.minibatch, self._minibatches(), error)
+
+    def _samples(self) -> Split:
+        """The samples to train on, as the living see them in this epoch."""
+        seeds = tuple(member.seed for member in self._living_members())
+        if self._drawn is None or self._drawn[0] != (self.at.epoch, seeds):
+            augmentation = self.recipe.data.augmentation
+            drawn = augmentation.draw(self.data.train, seeds, self.at.epoch)
+            self._drawn = (self.at.epoch, seeds), drawn
+        return self._drawn[1]
 
     def _leave_out(self, failure: NonFinite) -> None:
         failed = failure.members.cpu().flatten().nonzero().flatten().tolist()
@@ -283,7 +294,7 @@ class Training:
         if not self.angles_every or done % self.angles_every:
             return None
         members, E = self._living_members(), self.net.ensemble
-        x, y = self.data.train.batch(index, self.net.dtype)
+        x, y = self._samples().batch(index, self.net.dtype)
         ours, exact = update_and_gradient(self.net, self.recipe, members, x, y)
         synapses = {name: self._spread(angle(ours[name], exact[name], E)) for name in ours}
         record: dict[str, Any] = {"epoch": self.at.epoch + 1, "minibatch": done}

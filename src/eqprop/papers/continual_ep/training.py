@@ -23,6 +23,7 @@ from eqprop.papers.continual_ep.sources import (
     COMMANDS,
     EQUATIONS,
     GLOROT,
+    OLDER_COMMAND,
     OWN_SLOPE,
     RANDOM_SIGN,
     THEOREM,
@@ -177,12 +178,19 @@ def _released(run: TrainingRun) -> TrainingRun:
     return _vary(run, "as-released", "no σ′ in the update", COMMANDS, update_slope="none")
 
 
+def _older_command(run: TrainingRun) -> TrainingRun:
+    reading = "β = 0.4 and rates (0.0125, 0.0021, 0.00021)"
+    rates = (0.0125, 0.0021, 0.00021)
+    return _vary(run, "older-command", reading, OLDER_COMMAND, beta=0.4, learning_rates=rates)
+
+
 _EP_1H, _EP_2H, _C_EP_2H = map(_recipe, ("ep-1h", "ep-2h", "c-ep-2h"))
 _C_EP_1H = _recipe("c-ep-1h", "random sign of β, the rest as released", RANDOM_SIGN)
 _C_EP_1H_FIXED = _recipe("c-ep-1h-fixed-beta")
 _RESCALED_1H, _RESCALED_2H = map(_recipe, ("rescaled-c-ep-1h", "rescaled-c-ep-2h"))
 _C_VF_1H = _untied("c-vf-1h")
 _C_VF_2H = _untied("c-vf-2h", parts=tuple(ANGLES[k : k + 3] for k in (0, 3, 6)))
+_MISSED_FIRST = ((0.0, 67.5, 90.0), (22.5, 135.0, 157.5), (45.0, 112.5, 180.0))
 _SPREAD = ((0.0, 90.0, 180.0), (45.0, 135.0, 157.5), (22.5, 67.5, 112.5))  # a part shows the trend
 
 RUNS = {
@@ -205,6 +213,7 @@ RUNS = {
         *(vary(_released(_C_VF_1H)) for vary in (_in_turn, _no_bias)),
         _full(_C_VF_1H),
         _C_VF_2H,
+        replace(_older_command(_C_VF_2H), parts=_MISSED_FIRST),
         _released(_C_VF_2H),
         replace(_in_turn(_released(_C_VF_2H)), parts=_SPREAD),
         replace(_full(_C_VF_2H), parts=_SPREAD),
