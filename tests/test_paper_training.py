@@ -173,6 +173,7 @@ def test_what_was_found_by_trial_has_no_source() -> None:
         }
         assert slopes.pop("") == "own"
         assert slopes.pop("full") == "full"
+        assert slopes.pop("older command", "own") == "own"
         assert {"as released", "in turn"} <= set(slopes)
         assert set(slopes.values()) == {"none"}
 

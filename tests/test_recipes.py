@@ -692,9 +692,11 @@ def test_a_flat_file_is_the_same_recipe(tmp_path: Path) -> None:
 
 def test_every_run_of_before_is_read() -> None:
     files = sorted((Path(__file__).parents[1] / "results").rglob("recipe.toml"))
-    assert len(files) > 30
-    for file in files:
-        given, recipe = tomllib.loads(file.read_text("utf-8")), load(str(file))
+    read = [(file, tomllib.loads(file.read_text("utf-8"))) for file in files]
+    before = [(file, given) for file, given in read if "layers" in given]  # flat, without tables
+    assert len(before) > 30
+    for file, given in before:
+        recipe = load(str(file))
         assert recipe.network.layers == tuple(given["layers"])
         assert recipe.rule.name == given["rule"]
         assert recipe.update.learning_rates == tuple(given["learning_rates"])
