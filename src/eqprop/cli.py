@@ -1,4 +1,4 @@
-"""The command line: `eqprop recipes | train | evaluate | show | compare | check | paper`."""
+"""The command line: `eqprop recipes | train | evaluate | show | compare | search | paper | …`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from eqprop.runs.progress import say
 from eqprop.runs.run import SPLITS, check_device
 from eqprop.runs.summary import error_text, errors, percent
 from eqprop.runs.training import fitting
+from eqprop.search import commands as search
+from eqprop.search.folder import SearchFolder
 from eqprop.seeds import generator
 
 OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
@@ -139,9 +141,10 @@ def _parser() -> argparse.ArgumentParser:
         "show",
         _show,
         "Print and draw a run: errors (mean ± standard deviation over the networks of a setting), "
-        "confusion matrix, residuals, saturation, norms and weight angles over time.",
+        "confusion matrix, residuals, saturation, norms and weight angles over time; or a search: "
+        "its best trials, history, importances and contours.",
     )
-    show.add_argument("run", metavar="RUN", help="a run folder; the pictures are put there")
+    show.add_argument("run", metavar="RUN", help="a run or a search; the pictures are put there")
     _data_argument(show)
     _device_argument(show)
 
@@ -162,6 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
+    search_command = search.add(add)
+    _recipe_arguments(search_command)
+    _data_argument(search_command)
+    _device_argument(search_command)
     paper.add(commands, CATALOGUE)
     return parser
 
@@ -340,6 +347,8 @@ def _weights(of: Run) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
+    if SearchFolder(options.run).begun:
+        return search.show(options.run)
     check_device(options.device)
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
