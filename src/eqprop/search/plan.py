@@ -75,6 +75,18 @@ class Plan:
             seed=told["sampler seed"],
         )
 
+    def differences(self, other: Plan) -> list[str]:
+        """What differs between two plans, fields of recipes by their table and name."""
+        mine, theirs = self.recipe.values(), other.recipe.values()
+        differing = [path for path in recipes.FIELDS if mine.get(path) != theirs.get(path)]
+        parts: dict[str, tuple[object, object]] = {
+            "space": (self.space.dimensions, other.space.dimensions),
+            "objective": (self.objective, other.objective),
+            "pruner": (self.pruner, other.pruner),
+            "sampler seed": (self.seed, other.seed),
+        }
+        return differing + [name for name, (a, b) in parts.items() if a != b]
+
     def proposed(self, trial: FrozenTrial, **more: Any) -> Recipe:
         """The recipe that a trial proposes, with some top-level fields replaced."""
         return recipes.changed(self.recipe, self.space.overrides(trial.params) | more)

@@ -39,7 +39,7 @@ class Trials:
 
     Args:
         folder: of the search.
-        plan: what it is. By default that of the journal, which must be there.
+        plan: what it is, and must be where the journal has one. Default: that of the journal.
     """
 
     def __init__(self, folder: SearchFolder, plan: Plan | None = None) -> None:
@@ -56,26 +56,15 @@ class Trials:
             self.study = optuna.create_study(
                 storage=self._storage, study_name="search", load_if_exists=True
             )
-            told = self.study.user_attrs.get(PLAN)
-            if told is None and plan is not None:
+            if PLAN not in self.study.user_attrs and plan is not None:
                 self.study.set_user_attr(PLAN, plan.as_dict())
-            self.plan = self._agreed(told, plan)
+            self.plan = Plan.of(self.study.user_attrs[PLAN], str(folder.journal))
+        if plan is not None and (differing := self.plan.differences(plan)):
+            raise UserError(
+                f"{folder.path}: holds another search (it differs in {', '.join(differing)}): "
+                "choose another --out"
+            )
         self.study.pruner = PRUNERS[self.plan.pruner](self.plan.recipe.epochs)
-
-    def _agreed(self, told: dict[str, Any] | None, plan: Plan | None) -> Plan:
-        """The plan of this process, which must be that of the journal."""
-        if told is None:
-            assert plan is not None
-            return plan
-        if plan is not None:
-            mine = plan.as_dict()
-            differing = [key for key in mine if mine[key] != told.get(key)]
-            if differing:
-                raise UserError(
-                    f"{self.folder.path}: holds a search with another {differing[0]}: choose "
-                    "another --out"
-                )
-        return Plan.of(told, str(self.folder.journal))
 
     def all(self) -> list[FrozenTrial]:
         """Those that count: not one that was cut short while it was proposed."""
