@@ -743,8 +743,8 @@ def test_two_processes_share_one_journal(
     spawn: Callable[..., "subprocess.Popen[str]"], place: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "search"
-    line = [*words(place, out, trials=12, batch=3), "--threads", 1]
-    processes = [spawn(*line, **LONGER) for _ in range(2)]
+    line = [*words(place, out, trials=12, batch=3), "--threads", 1, "--pruner", "none"]
+    processes = [spawn(*line, **LONGER | {"epochs": 15}) for _ in range(2)]
     printed = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
     trials = trials_of(out)
@@ -771,6 +771,29 @@ def test_a_trial_that_was_half_proposed_is_replaced(cli: Cli, place: Path, tmp_p
     assert states[2] == "FAIL"
     assert len(states) == 5
     assert len([state for state in states if state in ("COMPLETE", "PRUNED")]) == 4
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_a_damaged_journal_named(
+    cli: Cli, place: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "search"
+    line = [*words(place, out, trials=2, batch=2)]
+    assert cli(*line, seeds=1).code == 0
+    journal, before = out / "journal.log", described(out)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:20])
+    assert cli(*line, seeds=1).code == 0
+    assert described(out) == before
+    assert journal.read_bytes().startswith(whole)
+    journal.write_bytes(whole[:200] + b"\n" + whole[200:])
+    error = cli("show", out).error
+    assert error.startswith(f"{journal}: damaged (")
+    assert error.endswith("put it back, or choose another --out")
+
+
+def test_a_folder_without_a_plan_has_not_begun(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "journal.log").touch()
+    assert cli("show", tmp_path).error == f"{tmp_path}: the search has not begun yet"
 
 
 def test_the_command_to_go_on_is_complete() -> None:

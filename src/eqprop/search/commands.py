@@ -126,8 +126,7 @@ def run(options: argparse.Namespace) -> int:
     data = datasets.load(plan.recipe.data.name, options.data)
     fitting(data, plan.recipe)
     folder = SearchFolder(options.out or _default_folder(plan.recipe))
-    if folder.path.is_dir() and not folder.begun and any(folder.path.iterdir()):
-        raise UserError(f"{folder.path}: is not empty and not a search: choose another --out")
+    folder.check()
     how = {"device": options.device, "threads": options.threads}
     line = None
     try:

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eqprop.runs import UserError
 from eqprop.runs.folder import RunFolder
 from eqprop.search.locks import FileLock
+
+LOCKS = ".locks"
 
 
 class SearchFolder:
@@ -28,6 +31,14 @@ class SearchFolder:
     def begun(self) -> bool:
         return self.journal.is_file()
 
+    def check(self) -> None:
+        """Refuse a folder that holds something else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path}: is a file: choose another --out")
+        there = {file.name for file in self.path.iterdir()} if self.path.is_dir() else set()
+        if there - {LOCKS} and not self.begun:
+            raise UserError(f"{self.path}: is not empty and not a search: choose another --out")
+
     def run(self, group: str) -> RunFolder:
         return RunFolder(self.path / "runs" / group)
 
@@ -35,6 +46,6 @@ class SearchFolder:
         return RunFolder(self.path / f"final-{trial}")
 
     def lock(self, name: str) -> FileLock:
-        folder = self.path / ".locks"
+        folder = self.path / LOCKS
         folder.mkdir(parents=True, exist_ok=True)
         return FileLock(folder / name)

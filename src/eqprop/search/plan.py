@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,10 @@ class Plan:
         }
         return differing + [name for name, (a, b) in parts.items() if a != b]
 
-    def proposed(self, trial: FrozenTrial, **more: Any) -> Recipe:
-        """The recipe that a trial proposes, with some top-level fields replaced."""
-        return recipes.changed(self.recipe, self.space.overrides(trial.params) | more)
+    def proposed(self, trial: FrozenTrial, more: Mapping[str, Any] | None = None) -> Recipe:
+        """The recipe that a trial proposes, with `more` fields replaced."""
+        proposal = self.space.overrides(trial.params)
+        return recipes.changed(self.recipe, {**proposal, **(more or {})})
 
     def shape(self, trial: FrozenTrial) -> str:
         """What the trials of one ensemble have in common."""

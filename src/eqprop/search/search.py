@@ -80,7 +80,7 @@ class Search:
         try:
             note = f"trial {best.number} of a search: validation error {best.value:.2f} %"
             whole = {"data.validation": None, "description": note}
-            recipe = self.trials.plan.proposed(best, **whole | more)
+            recipe = self.trials.plan.proposed(best, whole | more)
             folder = self.trials.folder.final(best.number)
             write_whole(self.trials.folder.best, recipe.to_toml().encode())
             options: dict[str, Any] = {

@@ -8,6 +8,7 @@ decides whether a process is alive.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -45,26 +46,35 @@ class Trials:
     def __init__(self, folder: SearchFolder, plan: Plan | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.folder = folder
-        if plan is None and not folder.begun:
-            raise UserError(f"{folder.path}: not the folder of a search (it has no journal.log)")
         self._lock = folder.lock("trials")
         with self._lock:
-            # Optuna's own locks outlive a process that is killed.
-            lock: Any = folder.lock("journal")
-            backend = JournalFileBackend(str(folder.journal), lock_obj=lock)
-            self._storage = JournalStorage(backend)
-            self.study = optuna.create_study(
-                storage=self._storage, study_name="search", load_if_exists=True
-            )
+            self.study = self._study()
             if PLAN not in self.study.user_attrs and plan is not None:
                 self.study.set_user_attr(PLAN, plan.as_dict())
-            self.plan = Plan.of(self.study.user_attrs[PLAN], str(folder.journal))
+            told = self.study.user_attrs.get(PLAN)
+        if told is None:
+            raise UserError(f"{folder.path}: the search has not begun yet")
+        self.plan = Plan.of(told, str(folder.journal))
         if plan is not None and (differing := self.plan.differences(plan)):
             raise UserError(
                 f"{folder.path}: holds another search (it differs in {', '.join(differing)}): "
                 "choose another --out"
             )
         self.study.pruner = PRUNERS[self.plan.pruner](self.plan.recipe.epochs)
+
+    def _study(self) -> optuna.Study:
+        journal, lock = self.folder.journal, self.folder.lock("journal")
+        with lock:  # so nobody writes: a line without an end is from a process that was killed
+            if journal.is_file() and not (content := journal.read_bytes()).endswith(b"\n"):
+                os.truncate(journal, content.rfind(b"\n") + 1)
+        held: Any = lock  # Optuna's own outlive a process that is killed
+        try:
+            storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=held))
+            return optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"{journal}: damaged ({error}): put it back, or choose another --out"
+            ) from None
 
     def all(self) -> list[FrozenTrial]:
         """Those that count: not one that was cut short while it was proposed."""
@@ -140,14 +150,18 @@ class Trials:
             name = f"trials-{min(trial.number for trial in trials)}"
             Group(name, trials, self.plan)  # which says where memory does not suffice
             for frozen in trials:
-                Trial(self.study, frozen._trial_id).set_user_attr(GROUP, name)
+                self._open(frozen).set_user_attr(GROUP, name)
+
+    def _open(self, trial: FrozenTrial) -> Trial:
+        """A trial to report to, also one that another process has asked for."""
+        return Trial(self.study, trial._trial_id)
 
     def report(self, group: Group, values: dict[int, float], epoch: int) -> None:
         """Tell Optuna the value of each trial after an epoch; then those are pruned that it gives
         up. An epoch that was reported before has been judged.
         """
         fresh = [
-            Trial(self.study, trial._trial_id)
+            self._open(trial)
             for trial in self.current(group)
             if trial.state == RUNNING and epoch not in trial.intermediate_values
         ]
