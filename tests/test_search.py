@@ -422,6 +422,14 @@ def test_the_spaces_of_the_package_fit_their_recipes() -> None:
         spaces.load("c-ep-1")
 
 
+def test_the_space_of_the_documentation_fits() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "search.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    space = spaces.parse(example, "docs")
+    space.check(recipes.load("c-ep-1h"))
+    assert len(space.parameters()) == 6
+
+
 # The objective
 
 
