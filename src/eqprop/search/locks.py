@@ -25,10 +25,11 @@ class FileLock:
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BaseException as error:
+        except BlockingIOError:
             os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                return False
+            return False
+        except BaseException:
+            os.close(descriptor)
             raise
         self._descriptor = descriptor
         return True

@@ -17,7 +17,7 @@ NON_FINITE = 100.0  # %, the error of a network that became non-finite: it has n
 @dataclass(frozen=True)
 class Objective:
     """The validation error in %: of each network the mean of its last epochs, of these the
-    `statistic`.
+    `statistic`. A network that became non-finite counts as 100 %, whenever that was.
 
     Args:
         statistic: over the seeds, "mean" or "median".
@@ -29,13 +29,12 @@ class Objective:
 
     def __call__(self, metrics: Sequence[dict[str, Any]], members: Iterable[int]) -> float:
         """Of these members, which are the seeds of one setting, after the epochs of `metrics`."""
-        errors = [record.get("validation_error") for record in metrics[-self.last :]]
-        return STATISTICS[self.statistic](
-            [statistics.fmean(_known(of_epoch, i) for of_epoch in errors) for i in members]
-        )
+        last = metrics[-self.last :]
+        return STATISTICS[self.statistic]([_error(last, member) for member in members])
 
 
-def _known(errors: list[float | None] | None, member: int) -> float:
-    """A member's error; there are none at all where every member became non-finite."""
-    error = errors[member] if errors else None
-    return NON_FINITE if error is None else error
+def _error(metrics: Sequence[dict[str, Any]], member: int) -> float:
+    """The mean over these epochs. The last has no errors where every member was non-finite."""
+    if (metrics[-1].get("validation_error") or {member: None})[member] is None:
+        return NON_FINITE
+    return statistics.fmean(record["validation_error"][member] for record in metrics)

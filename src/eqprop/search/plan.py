@@ -27,7 +27,7 @@ class Plan:
         recipe: of one setting, with `data.validation`.
         space: which fields vary.
         objective: of the trials.
-        pruner: a name from `eqprop.search.study.PRUNERS`.
+        pruner: a name from `eqprop.search.pruners.PRUNERS`.
         seed: of the proposals.
     """
 
@@ -45,7 +45,7 @@ class Plan:
                 "data.validation is missing: a search holds samples out of the training set; say "
                 "how many, --set data.validation=10000"
             )
-        lists = [path for path, values in recipe.swept.items() if len(values) > 1]
+        lists = [recipes.PATHS[name] for name, values in recipe.swept.items() if len(values) > 1]
         if lists:
             raise UserError(
                 f"{recipe.name}: {lists[0]} has several values: a search starts from a recipe of "
