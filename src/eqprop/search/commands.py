@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -128,18 +129,14 @@ def run(options: argparse.Namespace) -> int:
     folder = SearchFolder(options.out or _default_folder(plan.recipe))
     folder.check()
     how = {"device": options.device, "threads": options.threads}
-    line = None
     try:
         trials = Trials(folder, plan)
         say(f"in {folder.path}", sys.stdout)
-        line = Line(trials, options.trials)
-        search = Search(trials, data, how, line)
-        search.run(options.trials, options.batch)
-        final = search.final(**more)
-        line.close()
+        with closing(Line(trials, options.trials)) as line:
+            search = Search(trials, data, how, line)
+            search.run(options.trials, options.batch)
+            final = search.final(**more)
     except (Interrupted, KeyboardInterrupt):
-        if line is not None:
-            line.close()
         print(f"stopped; what is done is kept. To go on: {_command(options, folder)}")
         return INTERRUPTED
     _print_trials(trials)
@@ -157,9 +154,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _recipe(options: argparse.Namespace) -> Recipe:
     given = dict(map(recipes.parse_override, options.set))
-    return recipes.load(
-        options.recipe, given | ({"seeds": options.seeds} if options.seeds is not None else {})
-    )
+    if options.seeds is not None:
+        given["seeds"] = options.seeds
+    return recipes.load(options.recipe, given)
 
 
 def _default_folder(recipe: Recipe) -> Path:
