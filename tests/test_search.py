@@ -560,6 +560,7 @@ def test_the_best_setting_is_trained_on_everything_and_tested_once(
     assert described(out) == before
 
 
+@pytest.mark.slow
 def test_a_search_is_reproducible(
     searched: tuple[Path, str], cli: Cli, place: Path, tmp_path: Path
 ) -> None:
@@ -579,6 +580,7 @@ def test_final_seeds_and_epochs(cli: Cli, place: Path, tmp_path: Path) -> None:
     assert "over 3 network(s)" in outcome.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["halving", "hyperband", "none"])
 def test_every_pruner_prunes_or_not(cli: Cli, place: Path, tmp_path: Path, pruner: str) -> None:
     out = tmp_path / "out"
@@ -677,6 +679,7 @@ def test_without_optuna_both_commands_say_what_to_install(
     assert cli("show", searched[0]).error == needs
 
 
+@pytest.mark.slow
 def test_the_command_line_does_not_import_optuna() -> None:
     script = "import sys, eqprop.cli; eqprop.cli._parser(); sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
