@@ -406,6 +406,34 @@ DEFECTS = (
         "if c not in list(taken[v])[1:]",
         "test_dynamics.py::test_colours_are_proper_and_two_wherever_two_are_enough",
     ),
+    Defect(
+        "validation: held-out samples are trained on",
+        "splits.py",
+        "train=train.head(len(train) - n), validation",
+        "train=train, validation",
+        "test_search.py::test_held_out_samples_are_the_last_and_no_longer_trained_on",
+    ),
+    Defect(
+        "validation: epochs are measured on the test set",
+        "runs/training.py",
+        "measure(self.net, self.data.splits[split], steps",
+        "measure(self.net, self.data.test, steps",
+        "test_search.py::test_a_run_with_validation_does_not_touch_the_test_set",
+    ),
+    Defect(
+        "search: a network that became non-finite is the best",
+        "search/objective.py",
+        "NON_FINITE = 100.0",
+        "NON_FINITE = 0.0",
+        "test_search.py::test_the_objective_by_hand",
+    ),
+    Defect(
+        "search: a trial gets the members of another",
+        "search/plan.py",
+        "seeds * distinct.index(setting)",
+        "seeds * distinct[::-1].index(setting)",
+        "test_search.py::test_a_group_is_one_recipe_and_equal_proposals_share_their_members",
+    ),
 )
 
 

@@ -48,6 +48,7 @@ CHECKPOINT_FORMATS = (1, 2)  # 1 had no hash of the metrics
 TABLES = ("saturated", "weight_norm", "weight_angle")  # of the metrics: a list for each name
 NUMBER, ERROR = int | float, int | float | None
 NON_FINITE = [{"member": int, "epoch": int, "place": str}]
+LEFT = {"frozen": NON_FINITE, "pruned": [int]}  # of the metrics: who left, if anyone did
 FACTS = {"wall_seconds": NUMBER, "machine": {"processor": str}}
 SPLIT = {"images": [int], "sha256": str}
 RUN = {
@@ -77,7 +78,7 @@ class Checkpoint:
     epoch: int  # complete ones
     minibatch: int  # of the epoch under way
     seconds: float
-    living: list[int]  # the members that are finite
+    living: list[int]  # the members that are finite and were not pruned
     non_finite: list[dict[str, Any]]
     wrong: Tensor  # of the epoch under way, [members]
     loss: Tensor
@@ -143,7 +144,7 @@ class RunFolder:
         if origin is None:
             return None
         known = origin["data"]
-        return next((name for name, it in data.fingerprint.items() if known[name] != it), None)
+        return next((name for name, it in data.fingerprint.items() if known.get(name) != it), None)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record per epoch."""
@@ -462,7 +463,8 @@ class RunWriter:
 
 def _root(recipe: Recipe, data: dict[str, Any]) -> str:
     """What the first line of a log goes back to: all that determines the numbers."""
-    told = [recipe.determining(), data["train"], data["test"]]
+    splits = [data[name] for name in ("train", "test", "validation") if name in data]
+    told = [recipe.determining(), *splits]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -483,8 +485,8 @@ def _is_epoch(record: Any, members: int) -> bool:
         return False
     for key, value in record.items():
         lists = value.values() if key in TABLES and isinstance(value, dict) else [value]
-        if key == "frozen":
-            if not _fits(value, NON_FINITE):
+        if key in LEFT:
+            if not _fits(value, LEFT[key]):
                 return False
         elif key != "epoch" and not all(_fits(v, [ERROR]) and len(v) == members for v in lists):
             return False
