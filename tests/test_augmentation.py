@@ -85,6 +85,7 @@ RECIPE = {
     "batch": 4,
     "free_steps": 4,
     "nudged_steps": 2,
+    "update.schedule": None,
     "data.shift": 1,
     "data.flip": True,
 }
