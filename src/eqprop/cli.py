@@ -1,4 +1,4 @@
-"""The command line: `eqprop recipes | train | evaluate | show | compare | check | paper`."""
+"""The command line: `eqprop recipes | train | evaluate | show | compare | check | tune | paper`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from eqprop.runs.run import check_device
 from eqprop.runs.summary import ERRORS, error_text, percent
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
+from eqprop.tuning import commands as tuning
 
 OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
 
@@ -164,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
+    tuning.add(commands)
     paper.add(commands, CATALOGUE)
     return parser
 

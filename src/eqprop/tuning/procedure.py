@@ -1,0 +1,199 @@
+"""The procedure of appendix F.1, "Hyperparameter search for EP", from nothing to a recipe.
+
+    1 T              steps of the free phase until it converges        `settling`
+    2 K              steps until ∇ has decayed                         `decay`
+    3 β              proportion of synapses with equal signs           `signs`
+    4 ratio of η     inverse to the gradients of the layers            `ratio`
+    5 scale of η, β  least train error of short runs                   `adjusting`
+    6 T, K           decreased until the train error rises             `shortening`
+
+Steps 1 to 4 read one minibatch of training samples in float64, on networks before training. No
+step sees a test sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.data import Dataset
+from eqprop.measured import Measured
+from eqprop.report import svg
+from eqprop.rules import Rule
+from eqprop.runs import Recipe, UserError, machine
+from eqprop.runs import recipe as recipes
+from eqprop.runs.files import as_json, read_json, write_whole
+from eqprop.runs.training import fitting
+from eqprop.seeds import generator
+from eqprop.tuning.adjusting import adjust
+from eqprop.tuning.choices import Choices
+from eqprop.tuning.decay import choose_nudged_steps
+from eqprop.tuning.ratio import choose_ratio
+from eqprop.tuning.settling import choose_free_steps
+from eqprop.tuning.shortening import shorten
+from eqprop.tuning.signs import choose_beta
+from eqprop.tuning.step import Step
+from eqprop.tuning.trials import Trials, training_only
+
+CANDIDATES = 3  # values of β that are trained: the largest with equal signs, and those below it
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Result of a tuning.
+
+    Args:
+        recipe: the recipe that was found.
+        record: everything that was measured, as tune.json holds it.
+        folder: where recipe, record and figures lie.
+    """
+
+    recipe: Recipe
+    record: dict[str, Any]
+    folder: Path
+
+
+def tune(
+    recipe: Recipe,
+    data: Dataset,
+    folder: Path,
+    choices: Choices = Choices(),  # noqa: B008 (frozen)
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    say: Say = print,
+) -> Tuned:
+    """Find T, K, β and learning rates for a recipe; write tuned.toml, tune.json and the figures.
+
+    What is in the folder already is used: a tuning that was stopped goes on.
+
+    Args:
+        recipe: from `given.load`; its T, K, β and learning rates are ignored.
+        data: the recipe's data set. Its test samples are not used.
+        folder: where everything is kept.
+        choices: how the curves are read. Default: `Choices()`.
+        device: where short runs train, "cpu" or "cuda". Default "cpu".
+        threads: CPU threads of the short runs. Default None: one per core.
+        say: is given each line. Default: print.
+    """
+    started = time.perf_counter()
+    data = training_only(fitting(data, recipe))
+    record: dict[str, Any] = {
+        "recipe": _recorded(recipe),
+        "data": data.train.fingerprint,
+        "choices": choices.values(),
+        **machine.describe(device, threads),
+        "steps": [],
+    }
+    _check(folder, record)
+    folder.mkdir(parents=True, exist_ok=True)
+    trials = Trials(
+        recipe=recipe,
+        data=data,
+        folder=folder / "trials",
+        epochs=choices.epochs,
+        seeds=choices.seeds,
+        say=say,
+        device=device,
+        threads=threads,
+    )
+    found: dict[str, Any] = {}
+    for number, step in enumerate(_steps(recipe, data, trials, choices), start=1):
+        found |= step.chosen
+        for line in step.lines:
+            say(f"{number}. {line}")
+        picture = folder / f"{step.chart.name}.svg"
+        write_whole(picture, svg.figure(step.chart).encode())
+        record["steps"].append(
+            {
+                "step": step.chart.name,
+                "lines": list(step.lines),
+                "chosen": step.chosen,
+                "measured": step.measured,
+            }
+        )
+        write_whole(folder / "tune.json", as_json(record))
+    tuned = recipes.changed(
+        recipe,
+        {
+            **found,
+            "name": f"{recipe.name}-tuned",
+            "description": f"{recipe.description or recipe.name}, tuned as in appendix F.1",
+        },
+    )
+    record |= {"tuned": found, "seconds": round(time.perf_counter() - started, 1)}
+    write_whole(folder / "tune.json", as_json(record))
+    head = (
+        "# Found by `eqprop tune`: tune.json has what it saw.\n# Run it: eqprop train tuned.toml\n"
+    )
+    write_whole(folder / "tuned.toml", (head + tuned.to_toml()).encode())
+    return Tuned(tuned, record, folder)
+
+
+def _recorded(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without what is to be found."""
+    unknown = ("rule.free_steps", "rule.nudged_steps", "nudging.beta", "update.learning_rates")
+    values = {key: value for key, value in recipe.values().items() if key not in unknown}
+    return {key: list(it) if isinstance(it, tuple) else it for key, it in values.items()}
+
+
+def _check(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds another tuning, or something else."""
+    file = folder / "tune.json"
+    if not file.is_file():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder}: is not empty and holds no tuning: choose another --out")
+        return
+    known = read_json(file)
+    if not isinstance(known, dict):
+        raise UserError(f"{file}: damaged: delete it, and give the command again")
+    for key in ("recipe", "data", "choices"):
+        if known.get(key) != record[key]:
+            raise UserError(f"{folder}: holds a tuning with other {key}: choose another --out")
+
+
+def _steps(recipe: Recipe, data: Dataset, trials: Trials, choices: Choices) -> Iterator[Step]:
+    """The six steps, each when the one before it is done."""
+    networks = recipes.changed(recipe, {"seeds": choices.seeds})
+    members = networks.members()
+    net = networks.network.build(members, torch.float64)
+    order = torch.randperm(len(data.train), generator=generator(recipe.seed, "tune"))
+    x, y = data.train.batch(order[: recipe.batch], torch.float64)
+
+    settled = choose_free_steps(net, x, recipe.rule.in_turn, choices)
+    yield settled
+    T = settled.chosen["rule.free_steps"]
+
+    decayed = choose_nudged_steps(net, x, y, T, choices)
+    yield decayed
+    K = decayed.chosen["rule.nudged_steps"]
+
+    def rule_at(beta: float) -> Rule:
+        steps = {"rule.free_steps": T, "rule.nudged_steps": K}
+        nudged = [replaced(member, beta=beta) for member in members]
+        return recipes.changed(networks, steps).learning_rule(nudged)
+
+    signs = choose_beta(net, rule_at, x, y, choices)
+    yield signs
+    betas = signs.measured["agreeing"][-CANDIDATES:]
+
+    ratio = choose_ratio(net, x, y, T, K, choices)
+    yield ratio
+    magnitudes = list(ratio.measured["magnitude"].values())
+
+    adjusted, before = adjust(trials, T, K, betas, magnitudes, choices)
+    yield adjusted
+
+    def error_of(T: int, K: int) -> Measured:
+        values = {**adjusted.chosen, "rule.free_steps": T, "rule.nudged_steps": K}
+        (error,) = trials.errors(f"6-T{T}-K{K}", values)
+        return error
+
+    yield shorten(T, K, error_of, before, choices)
