@@ -15,6 +15,8 @@ from eqprop.tuning.choices import Choices, within
 from eqprop.tuning.processes import labels, norms
 from eqprop.tuning.step import Step, short
 
+VISIBLE = 1e-9  # of the largest: what is smaller is rounding
+
 
 def steps_to_decay(norms: Tensor, share: float) -> int:
     """The fewest steps after which no more than a share of Σ_t ‖∇(t)‖ is left, in any column.
@@ -60,9 +62,12 @@ def recorded(net: Network, values: Tensor) -> dict[str, list[float]]:
 
 
 def curves(net: Network, values: Tensor) -> tuple[Line, ...]:
-    """One line per group of values [K, groups] over t = 0 … K−1. A logarithm leaves out zeros."""
-    t = tuple(map(float, range(len(values))))
-    return tuple(
-        Line(label, t, tuple(v or float("nan") for v in column), color=i)
-        for i, (label, column) in enumerate(recorded(net, values).items())
-    )
+    """One line per group of values [K, groups] over t = 0 … K−1.
+
+    Zeros are left out: in a chain, a gradient reaches each layer at every other step.
+    """
+    lines = []
+    for i, (label, column) in enumerate(recorded(net, values).items()):
+        shown = {float(t): v for t, v in enumerate(column) if v > VISIBLE * max(column)}
+        lines.append(Line(label, tuple(shown), tuple(shown.values()), color=i))
+    return tuple(lines)

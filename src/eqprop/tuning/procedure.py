@@ -83,7 +83,6 @@ def tune(
         threads: CPU threads of the short runs. Default None: one per core.
         say: is given each line. Default: print.
     """
-    started = time.perf_counter()
     data = training_only(fitting(data, recipe))
     record: dict[str, Any] = {
         "recipe": _recorded(recipe),
@@ -92,7 +91,7 @@ def tune(
         **machine.describe(device, threads),
         "steps": [],
     }
-    _check(folder, record)
+    started = time.perf_counter() - _seconds_before(folder, record)
     folder.mkdir(parents=True, exist_ok=True)
     trials = Trials(
         recipe=recipe,
@@ -119,6 +118,7 @@ def tune(
                 "measured": step.measured,
             }
         )
+        record["seconds"] = round(time.perf_counter() - started, 1)
         write_whole(folder / "tune.json", as_json(record))
     tuned = recipes.changed(
         recipe,
@@ -128,7 +128,7 @@ def tune(
             "description": f"{recipe.description or recipe.name}, tuned as in appendix F.1",
         },
     )
-    record |= {"tuned": found, "seconds": round(time.perf_counter() - started, 1)}
+    record["tuned"] = found
     write_whole(folder / "tune.json", as_json(record))
     head = (
         "# Found by `eqprop tune`: tune.json has what it saw.\n# Run it: eqprop train tuned.toml\n"
@@ -144,19 +144,20 @@ def _recorded(recipe: Recipe) -> dict[str, Any]:
     return {key: list(it) if isinstance(it, tuple) else it for key, it in values.items()}
 
 
-def _check(folder: Path, record: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another tuning, or something else."""
+def _seconds_before(folder: Path, record: Mapping[str, Any]) -> float:
+    """How long the tuning in a folder took so far. Refuse one that holds something else."""
     file = folder / "tune.json"
     if not file.is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder}: is not empty and holds no tuning: choose another --out")
-        return
+        return 0.0
     known = read_json(file)
     if not isinstance(known, dict):
         raise UserError(f"{file}: damaged: delete it, and give the command again")
     for key in ("recipe", "data", "choices"):
         if known.get(key) != record[key]:
             raise UserError(f"{folder}: holds a tuning with other {key}: choose another --out")
+    return float(known.get("seconds", 0.0))
 
 
 def _steps(recipe: Recipe, data: Dataset, trials: Trials, choices: Choices) -> Iterator[Step]:
