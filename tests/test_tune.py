@@ -24,7 +24,7 @@ from eqprop.rules import BPTT
 from eqprop.runs import Interrupted, UserError
 from eqprop.runs import recipe as recipes
 from eqprop.tuning import Balance, Choices, given, tune
-from eqprop.tuning.adjusting import adjust
+from eqprop.tuning.adjusting import adjust_beta, choose_scale
 from eqprop.tuning.choices import one_two_five, within
 from eqprop.tuning.decay import choose_nudged_steps, steps_to_decay
 from eqprop.tuning.processes import norms
@@ -241,7 +241,7 @@ def test_a_layer_without_a_gradient_is_named():
         choose_ratio(net, x, y, 30, 30, Choices())
 
 
-# 5. The scale
+# 5. The scale of the learning rates, 6. β
 
 
 class Surface:
@@ -254,36 +254,48 @@ class Surface:
 
     def errors(self, name: str, values: dict[str, Any]) -> list[Measured]:
         self.asked = values
-        return [
-            Measured.of(())
-            if math.isnan(self.error(max(rates), beta))
-            else Measured(self.error(max(rates), beta), 0.1, 3)
-            for rates in values["update.learning_rates"]
-            for beta in values["nudging.beta"]
-        ]
+        rates, betas = values["update.learning_rates"], values["nudging.beta"]
+        found = (
+            self.error(max(each), beta)
+            for each in (rates if isinstance(rates[0], list) else [rates])
+            for beta in (betas if isinstance(betas, list) else [betas])
+        )
+        return [Measured.of(()) if math.isnan(it) else Measured(it, 0.1, 3) for it in found]
 
 
-def test_the_scale_and_beta_of_the_least_train_error_are_taken():
-    surface = Surface(
-        lambda eta, beta: math.nan if eta > 0.04 else (math.log(eta / 0.01)) ** 2 + abs(beta - 0.2)
+PHASES = {"rule.free_steps": 30, "rule.nudged_steps": 10, "nudging.beta": 0.5}
+
+
+def test_the_scale_of_the_least_train_error_is_taken():
+    surface = Surface(lambda eta, beta: math.nan if eta > 0.04 else math.log(eta / 0.01) ** 2)
+    step = choose_scale(surface, PHASES, [0.2, 0.8], Choices())
+    assert step.chosen == {"update.learning_rates": [0.01, 0.0025]}
+    assert {key: surface.asked[key] for key in PHASES} == PHASES
+    errors = [trial["train_error"] for trial in step.measured["trials"]]
+    assert [error is None for error in errors] == [False] * 5 + [True] * 2
+    assert errors[3] == 0.0
+    assert "tried" not in step.lines[0]
+    falling = choose_scale(Surface(lambda eta, beta: -eta), PHASES, [1.0, 1.0], Choices())
+    assert "rate of 0.1 (the largest tried: see --rates)" in falling.lines[0]
+
+
+def test_the_beta_of_the_least_train_error_is_taken():
+    rates = {"update.learning_rates": [0.1, 0.05]}
+    step, error = adjust_beta(
+        Surface(lambda eta, beta: (beta - 0.06) ** 2), rates, [0.02, 0.05, 0.1]
     )
-    step, error = adjust(surface, 30, 10, [0.1, 0.2, 0.5], [0.2, 0.8], Choices())
-    assert step.chosen == {"nudging.beta": 0.2, "update.learning_rates": [0.01, 0.0025]}
-    assert error.mean == 0.0
-    assert [surface.asked[f"rule.{key}_steps"] for key in ("free", "nudged")] == [30, 10]
-    assert len(step.measured["trials"]) == 7 * 3
-    assert sum(trial["train_error"] is None for trial in step.measured["trials"]) == 2 * 3
-    assert "end of the range" not in step.lines[0]
-    falling, _ = adjust(Surface(lambda eta, beta: -eta), 30, 10, [0.1], [1.0, 1.0], Choices())
-    assert "the end of the range" in falling.lines[0]
+    assert step.chosen == {"nudging.beta": 0.05}
+    assert error.mean == pytest.approx(1e-4)
+    step, _ = adjust_beta(Surface(lambda eta, beta: beta), rates, [0.02, 0.05])
+    assert "β = 0.02 (the smallest tried: see --beta)" in step.lines[0]
 
 
 def test_networks_that_all_diverge_are_answered_with_a_remedy():
     with pytest.raises(UserError, match=r"^rates: every network became non-finite: lower --rates"):
-        adjust(Surface(lambda eta, beta: math.nan), 30, 10, [0.1], [1.0, 1.0], Choices())
+        choose_scale(Surface(lambda eta, beta: math.nan), PHASES, [1.0, 1.0], Choices())
 
 
-# 6. T and K decreased
+# 7. T and K decreased
 
 
 def known(edge: int) -> Callable[[int], Measured]:
@@ -438,19 +450,19 @@ def test_from_a_minimal_recipe_to_one_that_trains(
     said = cli("tune", minimal, "--out", first, *SHORT)
     assert said.code == 0, said
     numbered = [line[:2] for line in said.out.splitlines() if line[1:2] == "."]
-    assert numbered == [f"{n}." for n in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6)]
+    assert numbered == [f"{n}." for n in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7)]
     figures = sorted(file.name for file in first.glob("*.svg"))
-    assert [name[0] for name in figures] == list("123456")
+    assert [name[0] for name in figures] == list("1234567")
     record = json.loads((first / "tune.json").read_bytes())
     tuned = recipes.load(str(first / "tuned.toml"))
     assert tuned.rule.free_steps == record["tuned"]["rule.free_steps"]
     assert list(tuned.update.learning_rates) == record["tuned"]["update.learning_rates"]
-    trials = record["steps"][4]["measured"]["trials"]
-    best = min(trials, key=lambda trial: trial["train_error"])
-    assert (tuned.nudging.beta, list(tuned.update.learning_rates)) == (
-        best["beta"],
-        best["learning_rates"],
-    )
+    for number, key, chosen in (
+        (4, "learning_rates", list(tuned.update.learning_rates)),
+        (5, "beta", tuned.nudging.beta),
+    ):
+        trials = record["steps"][number]["measured"]["trials"]
+        assert min(trials, key=lambda trial: trial["train_error"])[key] == chosen
     assert record["machine"]["processor"]
     assert outcome(first) == undisturbed  # a second time, in another place
     trained = cli("train", first / "tuned.toml", "--seeds", 1, "--out", tmp_path / "run")
@@ -490,7 +502,7 @@ def test_a_tuning_that_was_stopped_goes_on_and_trains_nothing_twice(
     train, trained = runs.train, []
 
     def stopped(trial: runs.Recipe, *rest: Any, **how: Any) -> runs.Run:
-        if len(trained) == 2:
+        if len(trained) == 3:
             raise Interrupted(1, 3)
         trained.append(trial.name)
         return train(trial, *rest, **how)
@@ -499,7 +511,7 @@ def test_a_tuning_that_was_stopped_goes_on_and_trains_nothing_twice(
     with pytest.raises(Interrupted):
         quick(recipe, mnist, tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "tune.json").read_bytes())
-    assert len(saved["steps"]) == 5
+    assert len(saved["steps"]) == 6
 
     def going_on(trial: runs.Recipe, *rest: Any, **how: Any) -> runs.Run:
         assert trial.name not in trained

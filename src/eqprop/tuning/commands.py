@@ -23,10 +23,10 @@ WORDS = {
     "decayed": "step 2: ∇ has decayed where this share of it is left",
     "margin": "steps 1 and 2: T and K are first that many times as long as measured",
     "signs": "step 3: by how much the share of equal signs may fall below the best",
-    "epochs": "steps 5 and 6: epochs of each short run",
+    "epochs": "steps 5 to 7: epochs of each short run",
     "seeds": "networks per setting, from the recipe's seed on",
-    "shrink": "step 6: T and K are decreased by this factor",
-    "rise": "step 6: an error has risen if it is that many standard errors higher",
+    "shrink": "step 7: T and K are decreased by this factor",
+    "rise": "step 7: an error has risen if it is that many standard errors higher",
 }
 RANGES = {"free_steps": "T", "nudged_steps": "K", "beta": "β", "rates": "the largest learning rate"}
 
@@ -41,12 +41,12 @@ def add(commands: Any) -> None:
         "tune",
         help=help,
         description=f"{help} RECIPE gives layers, activation, rule and data; T, K, β and learning "
-        "rates in it are ignored, or may be missing. Six steps, each with a line or two and a "
+        "rates in it are ignored, or may be missing. Seven steps, each with a line or two and a "
         "figure: 1. T, from the steps that the free phase takes to converge; 2. K, from the steps "
         "after which the gradient ∇(t) of BPTT has decayed; 3. β, the largest at which updates "
         "and gradients have equal signs; 4. the ratio of the learning rates, inverse to the "
-        "gradients of the layers; 5. their scale, and β, by the train error of short runs; 6. T "
-        "and K decreased until that error rises. Test samples are never used.",
+        "gradients of the layers; 5. their scale, and 6. β, by the train error of short runs; "
+        "7. T and K decreased until that error rises. Test samples are never used.",
         epilog="OUT holds tuned.toml, an ordinary recipe (eqprop train OUT/tuned.toml), tune.json "
         "with all that was measured, a figure per step, and the short runs in trials/. After "
         "Ctrl-C, the same command goes on. Start with: eqprop tune ep-1h --set "

@@ -4,8 +4,9 @@
     2 K              steps until ∇ has decayed                         `decay`
     3 β              proportion of synapses with equal signs           `signs`
     4 ratio of η     inverse to the gradients of the layers            `ratio`
-    5 scale of η, β  least train error of short runs                   `adjusting`
-    6 T, K           decreased until the train error rises             `shortening`
+    5 scale of η     least train error of short runs                   `adjusting`
+    6 β              least train error of short runs                   `adjusting`
+    7 T, K           decreased until the train error rises             `shortening`
 
 Steps 1 to 4 read one minibatch of training samples in float64, on networks before training. No
 step sees a test sample.
@@ -31,7 +32,7 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.files import as_json, read_json, write_whole
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
-from eqprop.tuning.adjusting import adjust
+from eqprop.tuning.adjusting import adjust_beta, choose_scale
 from eqprop.tuning.choices import Choices
 from eqprop.tuning.decay import choose_nudged_steps
 from eqprop.tuning.ratio import choose_ratio
@@ -41,7 +42,6 @@ from eqprop.tuning.signs import choose_beta
 from eqprop.tuning.step import Step
 from eqprop.tuning.trials import Trials, training_only
 
-CANDIDATES = 3  # values of β that are trained: the largest with equal signs, and those below it
 Say = Callable[[str], None]
 
 
@@ -161,40 +161,37 @@ def _seconds_before(folder: Path, record: Mapping[str, Any]) -> float:
 
 
 def _steps(recipe: Recipe, data: Dataset, trials: Trials, choices: Choices) -> Iterator[Step]:
-    """The six steps, each when the one before it is done."""
+    """The seven steps, each when the one before it is done."""
     networks = recipes.changed(recipe, {"seeds": choices.seeds})
     members = networks.members()
     net = networks.network.build(members, torch.float64)
     order = torch.randperm(len(data.train), generator=generator(recipe.seed, "tune"))
     x, y = data.train.batch(order[: recipe.batch], torch.float64)
 
-    settled = choose_free_steps(net, x, recipe.rule.in_turn, choices)
-    yield settled
-    T = settled.chosen["rule.free_steps"]
+    found: dict[str, Any] = {}
 
-    decayed = choose_nudged_steps(net, x, y, T, choices)
-    yield decayed
-    K = decayed.chosen["rule.nudged_steps"]
+    def taken(step: Step) -> Step:
+        found.update(step.chosen)
+        return step
+
+    yield taken(choose_free_steps(net, x, recipe.rule.in_turn, choices))
+    yield taken(choose_nudged_steps(net, x, y, found["rule.free_steps"], choices))
+    T, K = found["rule.free_steps"], found["rule.nudged_steps"]
+    phases = recipes.changed(networks, found)
 
     def rule_at(beta: float) -> Rule:
-        steps = {"rule.free_steps": T, "rule.nudged_steps": K}
-        nudged = [replaced(member, beta=beta) for member in members]
-        return recipes.changed(networks, steps).learning_rule(nudged)
+        return phases.learning_rule([replaced(member, beta=beta) for member in members])
 
-    signs = choose_beta(net, rule_at, x, y, choices)
-    yield signs
-    betas = signs.measured["agreeing"][-CANDIDATES:]
-
-    ratio = choose_ratio(net, x, y, T, K, choices)
-    yield ratio
+    yield (signs := taken(choose_beta(net, rule_at, x, y, choices)))
+    yield (ratio := choose_ratio(net, x, y, T, K, choices))
     magnitudes = list(ratio.measured["magnitude"].values())
-
-    adjusted, before = adjust(trials, T, K, betas, magnitudes, choices)
-    yield adjusted
+    yield taken(choose_scale(trials, found, magnitudes, choices))
+    adjusted, before = adjust_beta(trials, found, signs.measured["agreeing"])
+    yield taken(adjusted)
 
     def error_of(T: int, K: int) -> Measured:
-        values = {**adjusted.chosen, "rule.free_steps": T, "rule.nudged_steps": K}
-        (error,) = trials.errors(f"6-T{T}-K{K}", values)
+        shorter = {**found, "rule.free_steps": T, "rule.nudged_steps": K}
+        (error,) = trials.errors(f"7-T{T}-K{K}", shorter)
         return error
 
     yield shorten(T, K, error_of, before, choices)

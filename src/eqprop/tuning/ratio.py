@@ -43,7 +43,7 @@ def choose_ratio(net: Network, x: Tensor, y: Tensor, T: int, K: int, choices: Ch
     """The ratio of learning rates, with the largest at the upper end of the range."""
     bptt = BPTT(free_steps=T, backward_steps=min(K, T))
     total = grouped(net, total_update(net, bptt, x, y))
-    sizes = [magnitude(gradient, choices.balance) for gradient in total]
+    sizes = [short(magnitude(gradient, choices.balance)) for gradient in total]
     names = labels(net)
     for name, size in zip(names, sizes, strict=True):
         if not size > 0:
@@ -60,7 +60,7 @@ def choose_ratio(net: Network, x: Tensor, y: Tensor, T: int, K: int, choices: Ch
             f"{choices.balance} of ∇: {seen}",
             f"learning rates as {ratio}, input to output: in inverse proportion",
         ),
-        measured={"magnitude": dict(zip(names, map(short, sizes), strict=True))},
+        measured={"magnitude": dict(zip(names, sizes, strict=True))},
         chart=Chart(
             "4-ratio",
             "Magnitude of the gradient of each layer, input to output, and learning rates.",

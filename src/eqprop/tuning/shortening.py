@@ -92,7 +92,7 @@ def shorten(
             for key, found in (("free_steps", free), ("nudged_steps", nudged))
         },
         chart=Chart(
-            "6-shorter",
+            "7-shorter",
             "Train error as T, then K, decrease, mean ± standard deviation.",
             tuple(
                 Panel(

@@ -59,7 +59,7 @@ def agreeing(shares: Mapping[float, Tensor], slack: float) -> list[float]:
 
 
 def choose_beta(net: Network, rule_at: RuleAt, x: Tensor, y: Tensor, choices: Choices) -> Step:
-    """The largest β at which signs still agree; it and the two below it are candidates."""
+    """The largest β at which signs still agree."""
     shares = {beta: equal_signs(net, rule_at(beta), x, y) for beta in one_two_five(choices.beta)}
     good = agreeing(shares, choices.signs) or [min(shares)]
     beta, table = good[-1], torch.stack(list(shares.values()))
