@@ -418,6 +418,8 @@ def test_errors_are_one_line_that_names_the_field(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").touch()
     assert "is not empty and holds no tuning: choose another --out" in error()
+    (tmp_path / "out" / "tune.json").write_text("{")
+    assert error().endswith("tune.json: damaged: choose another --out")
 
 
 # The whole

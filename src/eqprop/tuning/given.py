@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eqprop.rules import TwoPhase
 from eqprop.runs import Recipe, UserError
 from eqprop.runs import recipe as recipes
-from eqprop.runs.parts import RULES
+from eqprop.runs.parts import RULES, RulePart
 
-# In place of what is to be found: the fewest steps that every rule takes, and any β and η.
-UNKNOWN = {"rule.free_steps": 2, "rule.nudged_steps": 1, "nudging.beta": 1.0}
+T, K = 2, 1  # in their place, the fewest steps that every rule takes
+TO_FIND = ("rule.free_steps", "rule.nudged_steps", "nudging.beta", "update.learning_rates")
 
 
 def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -25,16 +24,16 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
         overrides: {field: value}, as `eqprop.runs.recipe.load` takes them.
     """
     given = recipes.fields(source, overrides)
-    kind = RULES.get(given.get("rule.name", ""))
-    if kind is not None and not issubclass(kind, TwoPhase):
-        nudged = ", ".join(name for name, it in RULES.items() if issubclass(it, TwoPhase))
+    nudged = [name for name in RULES if RulePart(name=name, free_steps=T, nudged_steps=K).nudged]
+    rule = given.get("rule.name")
+    if rule in RULES and rule not in nudged:
         raise UserError(
-            f"{source}: rule.name {given['rule.name']} has no nudged phase to tune: "
-            f"choose one of {nudged}"
+            f"{source}: rule.name {rule} has no nudged phase to tune: "
+            f"choose one of {', '.join(nudged)}"
         )
     if isinstance(given.get("network.angle"), (list, tuple)):
         raise UserError(f"{source}: network.angle must be one number to be tuned for, not a list")
     layers = given.get("network.layers")
     synapses = len(layers) - (given.get("network.input") is None) if isinstance(layers, list) else 1
-    rates = {"update.learning_rates": [1.0] * max(synapses, 1)}
-    return recipes.parse(given | UNKNOWN | rates, source)
+    anything = (T, K, 1.0, [1.0] * max(synapses, 1))
+    return recipes.parse(given | dict(zip(TO_FIND, anything, strict=True)), source)

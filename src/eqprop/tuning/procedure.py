@@ -35,6 +35,7 @@ from eqprop.seeds import generator
 from eqprop.tuning.adjusting import adjust_beta, choose_scale
 from eqprop.tuning.choices import Choices
 from eqprop.tuning.decay import choose_nudged_steps
+from eqprop.tuning.given import TO_FIND
 from eqprop.tuning.ratio import choose_ratio
 from eqprop.tuning.settling import choose_free_steps
 from eqprop.tuning.shortening import shorten
@@ -108,8 +109,6 @@ def tune(
         found |= step.chosen
         for line in step.lines:
             say(f"{number}. {line}")
-        picture = folder / f"{step.chart.name}.svg"
-        write_whole(picture, svg.figure(step.chart).encode())
         record["steps"].append(
             {
                 "step": step.chart.name,
@@ -120,6 +119,7 @@ def tune(
         )
         record["seconds"] = round(time.perf_counter() - started, 1)
         write_whole(folder / "tune.json", as_json(record))
+        write_whole(folder / f"{step.chart.name}.svg", svg.figure(step.chart).encode())
     tuned = recipes.changed(
         recipe,
         {
@@ -139,8 +139,7 @@ def tune(
 
 def _recorded(recipe: Recipe) -> dict[str, Any]:
     """The recipe without what is to be found."""
-    unknown = ("rule.free_steps", "rule.nudged_steps", "nudging.beta", "update.learning_rates")
-    values = {key: value for key, value in recipe.values().items() if key not in unknown}
+    values = {key: value for key, value in recipe.values().items() if key not in TO_FIND}
     return {key: list(it) if isinstance(it, tuple) else it for key, it in values.items()}
 
 
@@ -153,7 +152,7 @@ def _seconds_before(folder: Path, record: Mapping[str, Any]) -> float:
         return 0.0
     known = read_json(file)
     if not isinstance(known, dict):
-        raise UserError(f"{file}: damaged: delete it, and give the command again")
+        raise UserError(f"{file}: damaged: choose another --out")
     for key in ("recipe", "data", "choices"):
         if known.get(key) != record[key]:
             raise UserError(f"{folder}: holds a tuning with other {key}: choose another --out")
