@@ -314,10 +314,11 @@ def test_a_decrease_stops_where_the_known_error_rises():
 
 def test_small_losses_do_not_add_up():
     """Each step loses less than counts as a rise; together they lose more."""
-    creeping = lambda steps: Measured(1.0 + 0.02 * (40 - steps), 0.1, 3)  # noqa: E731
+    creeping = lambda steps: Measured(1.0 + 0.01 * (40 - steps), 0.1, 3)  # noqa: E731
     found = decrease(40, 2, creeping, Measured(1.0, 0.1, 3), Choices())
     limit = 2 * math.sqrt(2 * 0.1**2 / 3)
-    assert found.rose
+    assert (found.kept, list(found.tried), found.rose) == (30, [40, 30, 22], True)
+    assert creeping(22).mean - creeping(30).mean < limit
     assert creeping(found.kept).mean <= 1.0 + limit < creeping(list(found.tried)[-1]).mean
 
 

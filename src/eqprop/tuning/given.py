@@ -25,7 +25,7 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """
     given = recipes.fields(source, overrides)
     nudged = [name for name in RULES if RulePart(name=name, free_steps=T, nudged_steps=K).nudged]
-    rule = given.get("rule.name")
+    rule = str(given.get("rule.name"))
     if rule in RULES and rule not in nudged:
         raise UserError(
             f"{source}: rule.name {rule} has no nudged phase to tune: "
