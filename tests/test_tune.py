@@ -7,6 +7,7 @@ with other test samples.
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -35,6 +36,7 @@ from eqprop.tuning.signs import agreeing, choose_beta, equal_signs
 from eqprop.tuning.trials import training_only
 from tests.conftest import Outcome
 
+ROOT = Path(__file__).parent.parent
 RATE = 0.36  # by which the linear network contracts in two steps
 MINIMAL = """epochs = 4
 batch = 10
@@ -514,7 +516,7 @@ def test_a_tuning_that_was_stopped_goes_on_and_trains_nothing_twice(
     with pytest.raises(Interrupted):
         quick(recipe, mnist, tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "tune.json").read_bytes())
-    assert len(saved["steps"]) == 6
+    assert (len(saved["steps"]), saved["seconds"] > 0) == (6, True)
 
     def going_on(trial: runs.Recipe, *rest: Any, **how: Any) -> runs.Run:
         assert trial.name not in trained
@@ -524,6 +526,8 @@ def test_a_tuning_that_was_stopped_goes_on_and_trains_nothing_twice(
     monkeypatch.setattr(runs, "train", going_on)
     assert quick(recipe, mnist, tmp_path / "out") == undisturbed
     assert not list((tmp_path / "out").rglob("*.ckpt"))
+    done = json.loads((tmp_path / "out" / "tune.json").read_bytes())
+    assert done["seconds"] > saved["seconds"]
 
 
 @pytest.mark.parametrize(
@@ -538,3 +542,30 @@ def test_every_rule_with_a_nudged_phase_is_tuned(
     errors = [trial["train_error"] for trial in trials if trial["train_error"] is not None]
     assert min(errors) < max(errors)
     assert recipes.load(str(tmp_path / "out" / "tuned.toml")).rule.name == rule
+
+
+# What the docs say came of it
+
+
+def test_the_tables_of_the_docs_are_those_of_the_results():
+    text = (ROOT / "docs" / "tune.md").read_text()
+    results = ROOT / "results" / "tune-ep-1h"
+    found = json.loads((results / "tune.json").read_bytes())["tuned"]
+    tuned = recipes.load(str(results / "tuned.toml"))
+    assert tuned == recipes.changed(tuned, found)
+    for name, recipe in (
+        ("`eqprop tune`", tuned),
+        ("the paper, tuned by hand", recipes.load("ep-1h")),
+    ):
+        rates = " – ".join(f"{rate:g}" for rate in recipe.update.learning_rates)
+        rule = recipe.rule
+        cells = (name, rule.free_steps, rule.nudged_steps, recipe.nudging.beta, rates)
+        assert f"| {' | '.join(map(str, cells))} |" in text
+    rows = re.findall(r"^\| (tuned|paper), epoch (\d+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 2
+    for name, epoch, train, test in rows:
+        lines = (results / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        record = json.loads(lines[int(epoch) - 1])
+        assert (train, test) == tuple(
+            str(Measured.of(record[f"{split}_error"])) for split in ("train", "test")
+        )

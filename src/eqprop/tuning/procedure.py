@@ -14,6 +14,7 @@ step sees a test sample.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from eqprop.data import Dataset
 from eqprop.measured import Measured
 from eqprop.report import svg
 from eqprop.rules import Rule
-from eqprop.runs import Recipe, UserError, machine
+from eqprop.runs import Interrupted, Recipe, UserError, machine
 from eqprop.runs import recipe as recipes
 from eqprop.runs.files import as_json, read_json, write_whole
 from eqprop.runs.training import fitting
@@ -89,7 +90,7 @@ def tune(
         "recipe": _recorded(recipe),
         "data": data.train.fingerprint,
         "choices": choices.values(),
-        **machine.describe(device, threads),
+        **machine.describe(device, threads or os.cpu_count()),
         "steps": [],
     }
     started = time.perf_counter() - _seconds_before(folder, record)
@@ -105,21 +106,29 @@ def tune(
         threads=threads,
     )
     found: dict[str, Any] = {}
-    for number, step in enumerate(_steps(recipe, data, trials, choices), start=1):
-        found |= step.chosen
-        for line in step.lines:
-            say(f"{number}. {line}")
-        record["steps"].append(
-            {
-                "step": step.chart.name,
-                "lines": list(step.lines),
-                "chosen": step.chosen,
-                "measured": step.measured,
-            }
-        )
+
+    def keep() -> None:
         record["seconds"] = round(time.perf_counter() - started, 1)
         write_whole(folder / "tune.json", as_json(record))
-        write_whole(folder / f"{step.chart.name}.svg", svg.figure(step.chart).encode())
+
+    try:
+        for number, step in enumerate(_steps(recipe, data, trials, choices), start=1):
+            found |= step.chosen
+            for line in step.lines:
+                say(f"{number}. {line}")
+            record["steps"].append(
+                {
+                    "step": step.chart.name,
+                    "lines": list(step.lines),
+                    "chosen": step.chosen,
+                    "measured": step.measured,
+                }
+            )
+            keep()
+            write_whole(folder / f"{step.chart.name}.svg", svg.figure(step.chart).encode())
+    except Interrupted:
+        keep()
+        raise
     tuned = recipes.changed(
         recipe,
         {
@@ -129,7 +138,7 @@ def tune(
         },
     )
     record["tuned"] = found
-    write_whole(folder / "tune.json", as_json(record))
+    keep()
     head = (
         "# Found by `eqprop tune`: tune.json has what it saw.\n# Run it: eqprop train tuned.toml\n"
     )
