@@ -434,6 +434,27 @@ DEFECTS = (
         "seeds * distinct[::-1].index(setting)",
         "test_search.py::test_a_group_is_one_recipe_and_equal_proposals_share_their_members",
     ),
+    Defect(
+        "tune: learning rates in proportion to the gradients",
+        "tuning/ratio.py",
+        "largest * least / it",
+        "largest * it / max(magnitudes)",
+        "test_tune.py::test_the_ratio_is_inverse_to_the_gradients_of_autograd",
+    ),
+    Defect(
+        "tune: the test set stays in reach",
+        "tuning/trials.py",
+        "replace(data, test=data.train.head(1))",
+        "data",
+        "test_tune.py::test_short_runs_hold_no_test_samples",
+    ),
+    Defect(
+        "tune: small losses of a shorter T and K add up",
+        "tuning/shortening.py",
+        "increased(tried[steps], before, choices.rise)",
+        "increased(tried[steps], tried[kept], choices.rise)",
+        "test_tune.py::test_small_losses_do_not_add_up",
+    ),
 )
 
 

@@ -34,6 +34,7 @@ from eqprop.runs.training import fitting
 from eqprop.search import commands as search
 from eqprop.search.folder import SearchFolder
 from eqprop.seeds import generator
+from eqprop.tuning import commands as tuning
 
 OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
 
@@ -169,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     _recipe_arguments(search_command)
     _data_argument(search_command)
     _device_argument(search_command)
+    tuning.add(commands)
     paper.add(commands, CATALOGUE)
     return parser
 

@@ -198,6 +198,11 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
 
     `overrides` names fields with or without their table: {"rule.free_steps": 30, "beta": 0.3}.
     """
+    return parse(fields(source, overrides), source)
+
+
+def fields(source: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `load` reads, as plain values by table and name, which `parse` has yet to check."""
     path = Path(source)
     if source in names():
         content = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_bytes()
@@ -207,14 +212,17 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
         close = difflib.get_close_matches(source, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else "see `eqprop recipes`"
         raise UserError(f"recipe {source!r} is neither a known name nor a .toml file: {hint}")
-    return from_toml(content, source, overrides)
+    return _fields(content, source) | by_path(overrides or {}, source)
 
 
-def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def from_toml(content: bytes, source: str) -> Recipe:
+    return parse(_fields(content, source), source)
+
+
+def _fields(content: bytes, source: str) -> dict[str, Any]:
     name = Path(source).name.removesuffix(".toml")
     try:
-        given = {"name": name, **tomllib.loads(content.decode())}
-        return _parse(by_path(given, source) | by_path(overrides or {}, source), source)
+        return by_path({"name": name, **tomllib.loads(content.decode())}, source)
     except UserError:
         raise
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
@@ -225,7 +233,7 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
 
 def changed(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with some fields replaced, and checked again."""
-    return _parse(recipe.values() | by_path(overrides, recipe.name), recipe.name)
+    return parse(recipe.values() | by_path(overrides, recipe.name), recipe.name)
 
 
 def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -247,7 +255,7 @@ def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     return found
 
 
-def _parse(given: dict[str, Any], source: str) -> Recipe:
+def parse(given: dict[str, Any], source: str) -> Recipe:
     """A recipe from plain values by table and name, checked as a whole."""
     tables: dict[str, Any] = {table: {} for table in TABLES}
     for path, value in given.items():
