@@ -20,7 +20,8 @@ class NoMatplotlib(UserError):
     """Nothing can be drawn here, but all else can be done."""
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """`matplotlib.pyplot` without a display; raises `NoMatplotlib`."""
     try:
         import matplotlib
     except ImportError:
@@ -65,7 +66,7 @@ def _error_axis(axis: Any, label: str) -> None:
 
 def curves(folder: RunFolder) -> Path:
     """curves.png: train and test error over the epochs."""
-    plt = _pyplot()
+    plt = pyplot()
     metrics, recipe = folder.metrics(), folder.recipe()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet, so there is nothing to draw")
@@ -86,7 +87,7 @@ def curves(folder: RunFolder) -> Path:
 
 def health(folder: RunFolder) -> Path:
     """health.png: residuals, unsettled samples, saturation, weight norms, weight angles."""
-    plt = _pyplot()
+    plt = pyplot()
     metrics = folder.metrics()
     epochs = [record["epoch"] for record in metrics]
     panels: list[tuple[str, list[tuple[str, Tensor]]]] = [
@@ -117,7 +118,7 @@ def health(folder: RunFolder) -> Path:
 
 def confusion(folder: RunFolder, table: Tensor) -> Path:
     """confusion.png from counts [classes, classes], by label and answer."""
-    plt = _pyplot()
+    plt = pyplot()
     share = 100 * table.double() / table.sum(-1, keepdim=True).clamp(min=1)
     classes = len(table)
     figure, axis = plt.subplots(figsize=(5.6, 5), constrained_layout=True)
@@ -136,7 +137,7 @@ def confusion(folder: RunFolder, table: Tensor) -> Path:
 
 def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
     """Test error over the epochs, one line per setting of each run."""
-    plt = _pyplot()
+    plt = pyplot()
     if not any(folder.metrics() for folder in folders):
         raise UserError("no run has a complete epoch yet, so there is nothing to draw")
     figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
@@ -150,7 +151,7 @@ def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
             _band(axis, epochs, values, f"C{next(colours)}", name, "-")
     _error_axis(axis, "test error (%)")
     _legend(axis)
-    return _save(plt, figure, file, file)
+    return save(plt, figure, file, file)
 
 
 def _legend(axis: Any, **more: Any) -> None:
@@ -161,11 +162,12 @@ def _legend(axis: Any, **more: Any) -> None:
 
 def _keep(plt: Any, figure: Any, folder: RunFolder, name: str) -> Path:
     picture = io.BytesIO()
-    _save(plt, figure, folder.path / name, picture)
+    save(plt, figure, folder.path / name, picture)
     return folder.write_picture(name, picture.getvalue())
 
 
-def _save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
+def save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
+    """Write a figure to the target and close it. Errors name the file, which is returned."""
     try:
         figure.savefig(target, dpi=120)
     except ValueError as error:  # a file type that matplotlib does not know

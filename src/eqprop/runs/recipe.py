@@ -52,6 +52,11 @@ class Recipe(Part, frozen=True, kw_only=True):
     update: UpdatePart
     data: DataPart = DataPart()
 
+    @property
+    def folder_name(self) -> str:
+        """The name, without what a folder should not be called."""
+        return re.sub(r"[^\w.-]", "-", self.name)
+
     def members(self) -> tuple[Member, ...]:
         """Every combination of the swept values, each with every seed, seeds fastest."""
         betas = _each(self.nudging.beta if self.nudging else None)
@@ -200,7 +205,7 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
     name = Path(source).name.removesuffix(".toml")
     try:
         given = {"name": name, **tomllib.loads(content.decode())}
-        return _parse(_by_path(given, source) | _by_path(overrides or {}, source), source)
+        return _parse(by_path(given, source) | by_path(overrides or {}, source), source)
     except UserError:
         raise
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
@@ -211,10 +216,10 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
 
 def changed(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with some fields replaced, and checked again."""
-    return _parse(recipe.values() | _by_path(overrides, recipe.name), recipe.name)
+    return _parse(recipe.values() | by_path(overrides, recipe.name), recipe.name)
 
 
-def _by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Values by table and name, from tables or from the flat fields of old files."""
     found: dict[str, Any] = {}
     for key, value in given.items():
