@@ -1,10 +1,9 @@
-"""The command line: `eqprop recipes | train | evaluate | show | compare | check | paper`."""
+"""Commands: `eqprop recipes | train | evaluate | show | compare | check | sweep | paper`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS, MAX_THREADS
+from eqprop.exits import INTERRUPTED, MEMBER_NON_FINITE, OK, USER_ERROR
 from eqprop.measured import Measured
 from eqprop.memory import NotEnoughMemory
 from eqprop.papers.continual_ep.catalogue import CATALOGUE
@@ -27,13 +27,14 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
 from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
-from eqprop.runs.progress import say
+from eqprop.runs.progress import printable, say
 from eqprop.runs.run import check_device
 from eqprop.runs.summary import ERRORS, error_text, percent
 from eqprop.runs.training import fitting
 from eqprop.seeds import generator
-
-OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
+from eqprop.sweeps import commands as sweeps
+from eqprop.sweeps import listing
+from eqprop.sweeps import table as tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,13 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = f"{error.filename or 'file'}: {error.strerror or error}"
     except KeyboardInterrupt:
         return INTERRUPTED
-    print(f"eqprop: error: {_printable(message)}", file=sys.stderr)
+    print(f"eqprop: error: {printable(message)}", file=sys.stderr)
     return USER_ERROR
-
-
-def _printable(text: str) -> str:
-    """Text on one line and without the escape sequences that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,12 +139,16 @@ def _parser() -> argparse.ArgumentParser:
         "Print and draw a run: errors (mean ± standard deviation over the networks of a setting), "
         "confusion matrix, residuals, saturation, norms and weight angles over time.",
     )
-    show.add_argument("run", metavar="RUN", help="a run folder; the pictures are put there")
+    show.add_argument(
+        "run", metavar="RUN", help="a run or sweep folder, or a table; the pictures are put there"
+    )
     _data_argument(show)
     _device_argument(show)
 
     compare = add("compare", _compare, "Lay runs side by side: a table and a picture.")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    compare.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders, sweep folders or tables (.parquet)"
+    )
     compare.add_argument(
         "--out",
         metavar="FILE",
@@ -164,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
+    sweeps.add(commands)
     paper.add(commands, CATALOGUE)
     return parser
 
@@ -207,7 +208,7 @@ def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
 def _recipes(options: argparse.Namespace) -> int:
     width = max(len(name) for name in recipes.names())
     for name in recipes.names():
-        print(f"{name:{width}}  {_printable(recipes.load(name).description)}")
+        print(f"{name:{width}}  {printable(recipes.load(name).description)}")
     return OK
 
 
@@ -258,7 +259,7 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
     given = Path(options.recipe)
     if options.resume and given.name == "recipe.toml":
         return given.parent
-    base = Path("runs") / re.sub(r"[^\w.-]", "-", recipe.name)
+    base = Path("runs") / recipe.folder_name
     numbered = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
     taken = [path for path in numbered if path.exists()]
     if options.resume:
@@ -342,11 +343,13 @@ def _weights(of: Run) -> str:
 
 def _show(options: argparse.Namespace) -> int:
     check_device(options.device)
+    if (table := tables.find(Path(options.run))) is not None:
+        return listing.show(table, Path(options.run))
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet")
-    print(_printable(f"{recipe.name}: {recipe.description}"))
+    print(printable(f"{recipe.name}: {recipe.description}"))
     if not folder.verified:
         print("unverified: the folder has no hashes of its metrics")
     if not summary["complete"]:
@@ -420,14 +423,24 @@ def _milestones(epochs: int) -> set[int]:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    folders = [RunFolder.existing(run) for run in options.runs]
-    rows = [row for folder in folders for row in _compared(folder)]
+    folders: list[RunFolder] = []
+    rows: list[tuple[str, str]] = []
+    for path in map(Path, options.runs):
+        if (table := tables.find(path)) is not None:
+            folders += table.folders
+            rows += listing.compared(table, path)
+        else:
+            folders.append(RunFolder.existing(path))
+            rows += _compared(folders[-1])
     width = max(len(name) for name, _ in rows)
     print(
         f"{'run':{width}}  epochs  {'train error':>16}  {'test error':>16}  {'last ten':>16}  time"
     )
     for name, cells in rows:
         print(f"{name:{width}}  {cells}")
+    if not folders:
+        print("no picture: the run folders of the table are not there")
+        return OK
     try:
         print(figures.comparison(folders, Path(options.out)))
     except figures.NoMatplotlib as error:
@@ -437,7 +450,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _compared(folder: RunFolder) -> Iterator[tuple[str, str]]:
     """The name of each setting of a run, and its cells in the table."""
-    summary, path = folder.summary(), _printable(str(folder.path))
+    summary, path = folder.summary(), printable(str(folder.path))
     epochs = summary["epochs"]
     if not summary["complete"]:
         yield path, f"{epochs:>6}  not finished"

@@ -1,0 +1,48 @@
+"""Error against each setting of a sweep."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from eqprop.measured import Measured
+from eqprop.runs.figures import pyplot, save
+from eqprop.runs.files import write_whole
+from eqprop.sweeps.table import Table, short, text
+
+
+def errors(table: Table, file: Path) -> Path:
+    """One panel per setting: the test error of each network, and mean ± standard deviation of all
+    networks with that value, whatever their other settings are.
+    """
+    plt = pyplot()
+    varied = table.varied or ["seed"]
+    figure, axes = plt.subplots(
+        1, len(varied), figsize=(4 * len(varied) + 1, 3.6), squeeze=False, constrained_layout=True
+    )
+    for axis, column in zip(axes[0], varied, strict=True):
+        values = {text(row[column]): row[column] for row in table.rows}
+        numbers = all(isinstance(v, (int, float)) and v is not True for v in values.values())
+        ordered = sorted(values, key=values.__getitem__) if numbers else list(values)
+        found: dict[str, list[float | None]] = {it: [] for it in ordered}
+        for row in table.rows:
+            found[text(row[column])].append(row["final_test_error"])
+        for place, name in enumerate(ordered):
+            known = [error for error in found[name] if error is not None]
+            axis.plot([place] * len(known), known, "o", color="C0", alpha=0.3, ms=4, mew=0)
+        spread = [Measured.of(found[name]) for name in ordered]
+        axis.errorbar(
+            range(len(ordered)),
+            [it.mean for it in spread],
+            yerr=[it.std or 0.0 for it in spread],
+            fmt="o-",
+            color="C1",
+            capsize=3,
+        )
+        axis.set_xticks(range(len(ordered)), ordered, rotation=30 if len(ordered) > 4 else 0)
+        axis.set(xlabel=short(column), ylabel="test error (%)")
+        axis.grid(alpha=0.3)
+    picture = io.BytesIO()
+    save(plt, figure, file, picture)
+    write_whole(file, picture.getvalue())
+    return file
