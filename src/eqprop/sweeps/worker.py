@@ -66,6 +66,7 @@ class Job:
 
 def run(job: Job) -> Ended:
     """Train a job from where its folder is, to the end unless it is told to stop."""
+    torch.set_num_threads(1)  # small tensors are faster on one; engines have their own
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -101,7 +102,6 @@ def _train(job: Job) -> None:
 
 
 def main() -> int:
-    torch.set_num_threads(1)  # small tensors are faster on one
     try:
         job = msgspec.json.decode(_line(), type=Job)
         threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
