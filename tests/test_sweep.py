@@ -38,6 +38,7 @@ from eqprop.sweeps.tasks import pack
 from eqprop.sweeps.worker import Ended, State
 from tests.faults import make_workplace
 
+ROOT = Path(__file__).parent.parent
 Cli = Callable[..., Any]
 Sweep = Callable[..., "subprocess.Popen[str]"]
 GRID = """
@@ -266,6 +267,21 @@ def test_labels_say_what_tells_tasks_apart(place: Path) -> None:
     assert [task.label for task in tasks] == [
         f"layers [49, {n}, 10], beta {beta}" for n in (8, 6) for beta in (0.3, 0.5)
     ]
+
+
+def test_the_full_table_is_a_task_per_row() -> None:
+    """As docs/sweeps.md counts it."""
+    tasks = pack(read(ROOT / "examples" / "full-table.toml"), 100)
+    assert [task.networks for task in tasks] == [100] * 23
+    assert sum("-1h" in task.name for task in tasks) == 12
+    assert sum("-2h" in task.name for task in tasks) == 11
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_of_the_document_are_sweeps(number: int, place: Path) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL)
+    tasks = pack(read(write(place, blocks[number])))
+    assert [task.networks for task in tasks] == [[30, 30], [5, 15]][number]
 
 
 # The table
@@ -669,9 +685,11 @@ def holder(folder: Path) -> int:
 
 def is_alive(process: int) -> bool:
     try:
-        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
+        os.kill(process, 0)
+    except ProcessLookupError:
         return False
+    status = Path(f"/proc/{process}/status")  # where there is one: a zombie does not live
+    return not status.exists() or "State:\tZ" not in status.read_text()
 
 
 def ends(process: "subprocess.Popen[str]", code: int) -> str:
@@ -795,6 +813,8 @@ def test_a_second_ctrl_c_stops_at_once(place: Path, spawn: Sweep) -> None:
 @pytest.fixture(scope="module")
 def ray_settings(data: Path) -> Iterator[Path]:
     """Ray's own files in a folder with a short name, which its sockets need; the data known."""
+    if sys.platform != "linux":
+        pytest.skip("processes are looked up in /proc")
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="r") as own:
         folder = Path(own)
         (folder / "ray").mkdir()
