@@ -444,6 +444,23 @@ def test_show_and_compare_leave_out_what_is_not_finished(
     assert "not finished" in compared.out
 
 
+@pytest.mark.slow
+def test_a_damaged_run_folder_is_left_out_and_mended(swept: Path, place: Path, cli: Cli) -> None:
+    """As a worker leaves it that is killed while it writes."""
+    copy = shutil.copytree(swept, place / "copy")
+    with (copy / "tasks" / "1-digits" / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"epoch": 3, "tr')
+    for words in (("sweep", "--table"), ("show",)):
+        done = cli(*words, copy)
+        assert done.code == 0
+        assert f"left out: {copy}/tasks/1-digits/metrics.jsonl: damaged or edited" in done.out
+    assert {row["task"] for row in Table.read(copy / "table.parquet").rows} == {"2-digits"}
+    assert cli("sweep", write(place, GRID), "--out", copy).code == 0
+    for name in ("1-digits", "2-digits"):
+        assert_same_run(copy / "tasks" / name, swept / "tasks" / name)
+    assert len(Table.read(copy / "table.parquet").rows) == 8
+
+
 @pytest.mark.parametrize("content", [b"PAR1", b""])
 def test_a_damaged_table_is_named(content: bytes, place: Path, cli: Cli) -> None:
     file = place / "table.parquet"
@@ -564,6 +581,7 @@ def test_the_folder_of_another_sweep_is_refused(swept: Path, place: Path, cli: C
     assert "is the folder of a run: choose another --out" in said
 
 
+@pytest.mark.slow
 def test_more_epochs_go_on_from_what_is_there(swept: Path, place: Path, cli: Cli) -> None:
     copy = shutil.copytree(swept, place / "copy")
     longer = write(place, GRID.replace("epochs = 2", "epochs = 3"))
@@ -590,6 +608,7 @@ def test_one_task_of_a_job_array(swept: Path, place: Path, cli: Cli) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_run_does_not_stop_the_others(place: Path, cli: Cli) -> None:
     text = 'recipe = "digits.toml"\nseeds = 1\n[grid]\ndata.name = ["nothing", "digits"]\n'
     # EQPROP_DATA names the folder of the files: any name will do but one with files of its own

@@ -92,7 +92,10 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.table is not None:
         if options.file is not None:
             raise UserError("--table needs no FILE: leave one of both out")
-        print(collect(Path(options.table)).write(Path(options.table) / FILE))
+        table = collect(Path(options.table))
+        for problem in table.problems:
+            print(printable(f"left out: {problem}"))
+        print(table.write(Path(options.table) / FILE))
         return OK
     if options.file is None:
         raise UserError("FILE is missing: give a sweep file (docs/sweeps.md), or --table DIR")
@@ -174,7 +177,7 @@ def _finished(
         if ended.state is State.FAILED:
             print(f"{task.name} failed: {printable(ended.message)}")
     code = _code(tasks, folder, results)
-    if any(folder.of(task).begun and folder.of(task).metrics() for task in tasks):
+    if any(folder.of(task).glimpse() for task in tasks):
         table = collect(folder.path)
         if code != INTERRUPTED:
             listing.show_settings(table)

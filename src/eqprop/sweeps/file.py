@@ -34,9 +34,9 @@ from typing import Any
 
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe, UserError
+from eqprop.sweeps.tasks import ENSEMBLE
 
 KEYS = ("recipe", "seeds", "set", "grid", "run")
-ENSEMBLE = ("update.learning_rates", "nudging.beta", "network.angle")  # may be lists in a recipe
 
 
 def read(file: Path) -> list[Recipe]:

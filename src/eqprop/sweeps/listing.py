@@ -34,6 +34,8 @@ def show(table: Table, path: Path) -> int:
 
 def show_settings(table: Table) -> None:
     """Print errors, mean ± standard deviation over the seeds, of each setting that is complete."""
+    for problem in table.problems:
+        print(printable(f"left out: {problem}"))
     rows = [("setting", "networks", "train error", "test error", "best", "non-finite")]
     for setting in table.complete.settings():
         rows.append(

@@ -10,10 +10,9 @@ from eqprop import memory
 from eqprop.dynamics import NonFinite
 from eqprop.runs.machine import describe
 from eqprop.runs.progress import clock, printable
-from eqprop.sweeps import file
 from eqprop.sweeps.board import table as aligned
 from eqprop.sweeps.estimate import Estimate, estimate
-from eqprop.sweeps.tasks import Task
+from eqprop.sweeps.tasks import FIELDS, Task
 
 
 def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str | None) -> None:
@@ -66,7 +65,7 @@ def _estimates(
     loaded: dict[str, datasets.Dataset] = {}
     for task in tasks:
         values = task.recipe.values()
-        alike = {p: v for p, v in values.items() if p not in (*file.ENSEMBLE, "seed", "seeds")}
+        alike = {p: v for p, v in values.items() if p not in FIELDS}
         key = (task.networks, repr(alike))
         if key not in measured:
             name = task.recipe.data.name

@@ -23,20 +23,26 @@ REFRESH = 0.5  # seconds between two looks at the tasks
 class Place(Protocol):
     """Where tasks run."""
 
-    def submit(self, name: str, job: Job) -> None: ...
+    def submit(self, name: str, job: Job) -> None:
+        """Take on a task."""
 
     @property
-    def lacking(self) -> str | None: ...
+    def lacking(self) -> str | None:
+        """What tasks will have to wait for; None if nothing."""
 
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        """Whether a task has not ended yet."""
 
     @property
-    def running(self) -> set[str]: ...
+    def running(self) -> set[str]:
+        """The tasks that are known to run now."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Tell the tasks to save and stop, and start no more."""
 
-    def wait(self, seconds: float) -> list[tuple[str, Ended]]: ...
+    def wait(self, seconds: float) -> list[tuple[str, Ended]]:
+        """The tasks that have ended, after so long at most."""
 
 
 @dataclass(frozen=True)

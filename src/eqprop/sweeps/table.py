@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import UserError
 from eqprop.sweeps import extras
 from eqprop.sweeps.sweep import SweepFolder
+from eqprop.sweeps.tasks import ENSEMBLE
 
 FILE = "table.parquet"
-ALWAYS = ("nudging.beta", "network.angle", "update.learning_rates")
 NEVER = ("name", "description", "epochs", "seeds", "seed")  # columns of their own, or no setting
 # What is known of a network beside its settings, and the type of the column.
 RESULTS = {
@@ -76,10 +76,12 @@ class Table:
     Args:
         rows: one per network.
         root: where the folders that the rows name lie.
+        problems: one line about each run folder that cannot be read, and so is left out.
     """
 
     rows: list[Row]
     root: Path
+    problems: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, folders: Sequence[RunFolder], root: Path) -> Table:
@@ -89,7 +91,7 @@ class Table:
             path
             for path in recipes.FIELDS
             if path not in NEVER
-            and (path in ALWAYS or len({_key(values.get(path)) for values in recipe_values}) > 1)
+            and (path in ENSEMBLE or len({_key(values.get(path)) for values in recipe_values}) > 1)
         ]
         return cls([row for folder in folders for row in _rows(folder, root, chosen)], root)
 
@@ -170,11 +172,17 @@ def collect(below: Path) -> Table:
         raise UserError(f"{below}: no such folder: give one that holds run folders")
     files = sorted(below.rglob("recipe.toml"))
     visible = [f for f in files if not any(p.startswith(".") for p in f.relative_to(below).parts)]
-    begun = [RunFolder(file.parent) for file in visible]
-    table = Table.of([folder for folder in begun if folder.metrics()], below)
-    if not table.rows:
-        raise UserError(f"{below}: no run folder below it has a complete epoch yet")
-    return table
+    readable, problems = [], []
+    for folder in (RunFolder(file.parent) for file in visible):
+        try:
+            if folder.summary()["epochs"]:
+                readable.append(folder)
+        except UserError as error:
+            problems.append(str(error))
+    if not readable:
+        why = f" ({problems[0]})" if problems else ""
+        raise UserError(f"{below}: no run folder below it has a complete epoch yet{why}")
+    return replace(Table.of(readable, below), problems=tuple(problems))
 
 
 def short(column: str) -> str:

@@ -17,7 +17,8 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe, UserError
 
 AXES = ("rates", "betas", "angles", "seeds")
-FIELDS = ("update.learning_rates", "nudging.beta", "network.angle", "seed", "seeds")
+ENSEMBLE = ("update.learning_rates", "nudging.beta", "network.angle")  # may be lists in a recipe
+FIELDS = (*ENSEMBLE, "seed", "seeds")  # in which the networks of an ensemble may differ
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ class _Product:
         """`base` with these values; a list of one is written as the value itself."""
         values = (self.rates, self.betas, self.angles)
         fields: dict[str, Any] = {
-            path: _plain(value) for path, value in zip(FIELDS, values, strict=False)
+            path: _plain(value) for path, value in zip(ENSEMBLE, values, strict=True)
         }
-        return recipes.changed(base, {**fields, "seed": self.seeds[0], "seeds": len(self.seeds)})
+        fields |= {"seed": self.seeds[0], "seeds": len(self.seeds)}
+        made = recipes.changed(base, fields)
+        assert len(made.members()) == self.size
+        return made
 
 
 def pack(asked: Sequence[Recipe], limit: int | None = None) -> list[Task]:

@@ -83,10 +83,14 @@ def run(job: Job) -> Ended:
 
 
 def is_done(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether a run folder holds all that a recipe asks for."""
+    """Whether a run folder holds all that a recipe asks for, undamaged."""
     if not (folder.begun and folder.finished):
         return False
-    there = folder.recipe()
+    try:
+        there = folder.recipe()
+        folder.metrics()
+    except UserError:
+        return False
     return there.epochs == recipe.epochs and not there.differences(recipe)
 
 
