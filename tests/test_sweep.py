@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ from eqprop.runs import Recipe
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.lock import held
-from eqprop.sweeps import cluster, plan
+from eqprop.sweeps import cluster, plan, worker
 from eqprop.sweeps.board import Board
 from eqprop.sweeps.file import read
 from eqprop.sweeps.table import RESULTS, Table, collect
 from eqprop.sweeps.tasks import pack
-from eqprop.sweeps.worker import Ended, State
+from eqprop.sweeps.worker import Ended, Job, State
 from tests.faults import make_workplace
 
 ROOT = Path(__file__).parent.parent
@@ -618,6 +619,24 @@ def test_a_task_that_cannot_run_does_not_stop_the_others(place: Path, cli: Cli) 
     assert re.search(r"^1-digits failed: .*/nothing: .*put them there", done.out, re.MULTILINE)
     (row,) = Table.read(place / "out" / "table.parquet").rows
     assert row["task"] == "2-digits"
+
+
+def test_a_task_goes_on_where_the_data_lies_elsewhere(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another machine. That the images are the same is checked by their hashes."""
+    first = shutil.copytree(os.environ["EQPROP_DATA"], place / "first")
+    recipe = recipes.load("digits.toml", {"epochs": 1})
+    job = Job(recipe.to_toml(), str(place / "run"), threads=1)
+    monkeypatch.setenv("EQPROP_DATA", str(first))
+    assert worker.run(job) == Ended(State.DONE)
+    monkeypatch.setenv("EQPROP_DATA", str(first.rename(place / "second")))
+    longer = recipes.changed(recipe, {"epochs": 2}).to_toml()
+    assert worker.run(replace(job, recipe=longer)) == Ended(State.DONE)
+    assert RunFolder(place / "run").glimpse()["epoch"] == 2
+    gone = worker.run(replace(job, recipe=longer.replace("epochs = 2", "epochs = 3"), data="gone"))
+    assert gone.state is State.FAILED
+    assert "gone: no such folder" in gone.message
 
 
 # Progress

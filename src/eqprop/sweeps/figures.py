@@ -22,7 +22,7 @@ def errors(table: Table, file: Path) -> Path:
     )
     for axis, column in zip(axes[0], varied, strict=True):
         values = {text(row[column]): row[column] for row in table.rows}
-        numbers = all(isinstance(v, (int, float)) and v is not True for v in values.values())
+        numbers = all(type(value) in (int, float) for value in values.values())
         ordered = sorted(values, key=values.__getitem__) if numbers else list(values)
         found: dict[str, list[float | None]] = {it: [] for it in ordered}
         for row in table.rows:
@@ -39,7 +39,8 @@ def errors(table: Table, file: Path) -> Path:
             color="C1",
             capsize=3,
         )
-        axis.set_xticks(range(len(ordered)), ordered, rotation=30 if len(ordered) > 4 else 0)
+        turned = 30 if len(ordered) > 4 else 0
+        axis.set_xticks(range(len(ordered)), ordered, rotation=turned, parse_math=False)
         axis.set(xlabel=short(column), ylabel="test error (%)")
         axis.grid(alpha=0.3)
     picture = io.BytesIO()

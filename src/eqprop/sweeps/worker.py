@@ -100,7 +100,9 @@ def _train(job: Job) -> None:
         return
     resume = folder.begun
     folder.check(recipe, resume)  # before data is looked for
-    place = job.data or (folder.data_folder() if resume else None)
+    known = folder.data_folder() if resume else None
+    here = known if known and os.path.isdir(known) else None  # it may be another machine's
+    place = job.data or here
     data = datasets.load(recipe.data.name, place)
     train(recipe, data, folder.path, device=job.device, resume=resume, threads=job.threads)
 
