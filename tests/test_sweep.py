@@ -703,7 +703,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def until(happens: Callable[[], object], seconds: float = 90) -> None:
+def until(happens: Callable[[], object], seconds: float = 150) -> None:
     deadline = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < deadline, "it does not happen"

@@ -93,6 +93,7 @@ class Board(Watcher):
 
     def _row(self, task: Task) -> tuple[str, ...]:
         name, record = task.name, self._folders[task.name].glimpse()
+        message = self._ended[name].message if name in self._ended else ""
         seconds = self._seconds.get(name)
         if name in self._running:
             seconds = time.monotonic() - self._since[name]
@@ -104,7 +105,7 @@ class Board(Watcher):
             _error(record, "train_error"),
             _error(record, "test_error"),
             "" if seconds is None else clock(seconds),
-            printable(self._ended[name].message) if name in self._ended else task.label,
+            printable(message or task.label),
         )
 
     def _remark(self, name: str) -> str:
