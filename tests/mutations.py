@@ -455,6 +455,27 @@ DEFECTS = (
         "increased(tried[steps], tried[kept], choices.rise)",
         "test_tune.py::test_small_losses_do_not_add_up",
     ),
+    Defect(
+        "sweeps: tasks with more networks than --pack allows",
+        "sweeps/tasks.py",
+        "limit * len(values) // product.size)",
+        "1 + limit * len(values) // product.size)",
+        "test_sweep.py::test_packing_keeps_every_network_once",
+    ),
+    Defect(
+        "sweeps: seeds with a gap between them as one range",
+        "sweeps/tasks.py",
+        '_consecutive(values) if axis == "seeds" else [values]',
+        "[values]",
+        "test_sweep.py::test_seeds_that_are_not_consecutive_are_tasks_of_their_own",
+    ),
+    Defect(
+        "sweeps: the table counts networks that became non-finite as finite",
+        "sweeps/table.py",
+        '"non_finite": member["frozen"]',
+        '"non_finite": False',
+        "test_sweep.py::test_a_network_that_became_non_finite_is_marked",
+    ),
 )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS, MAX_THREADS
+from eqprop.exits import INTERRUPTED, MEMBER_NON_FINITE, OK, USER_ERROR
 from eqprop.measured import Measured
 from eqprop.memory import NotEnoughMemory
 from eqprop.papers.continual_ep.catalogue import CATALOGUE
@@ -27,16 +28,17 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
 from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
-from eqprop.runs.progress import say
+from eqprop.runs.progress import printable, say
 from eqprop.runs.run import SPLITS, check_device
 from eqprop.runs.summary import error_text, errors, percent
 from eqprop.runs.training import fitting
 from eqprop.search import commands as search
 from eqprop.search.folder import SearchFolder
 from eqprop.seeds import generator
+from eqprop.sweeps import commands as sweeps
+from eqprop.sweeps import listing
+from eqprop.sweeps import table as tables
 from eqprop.tuning import commands as tuning
-
-OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,13 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = f"{error.filename or 'file'}: {error.strerror or error}"
     except KeyboardInterrupt:
         return INTERRUPTED
-    print(f"eqprop: error: {_printable(message)}", file=sys.stderr)
+    print(f"eqprop: error: {printable(message)}", file=sys.stderr)
     return USER_ERROR
-
-
-def _printable(text: str) -> str:
-    """Text on one line and without the escape sequences that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,12 +142,18 @@ def _parser() -> argparse.ArgumentParser:
         "confusion matrix, residuals, saturation, norms and weight angles over time; or a search: "
         "its best trials, history, importances and contours.",
     )
-    show.add_argument("run", metavar="RUN", help="a run or a search; the pictures are put there")
+    show.add_argument(
+        "run",
+        metavar="RUN",
+        help="a run, sweep or search folder, or a table; the pictures are put there",
+    )
     _data_argument(show)
     _device_argument(show)
 
     compare = add("compare", _compare, "Lay runs side by side: a table and a picture.")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    compare.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders, sweep folders or tables (.parquet)"
+    )
     compare.add_argument(
         "--out",
         metavar="FILE",
@@ -171,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     _data_argument(search_command)
     _device_argument(search_command)
     tuning.add(commands)
+    sweeps.add(commands)
     paper.add(commands, CATALOGUE)
     return parser
 
@@ -214,7 +218,7 @@ def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
 def _recipes(options: argparse.Namespace) -> int:
     width = max(len(name) for name in recipes.names())
     for name in recipes.names():
-        print(f"{name:{width}}  {_printable(recipes.load(name).description)}")
+        print(f"{name:{width}}  {printable(recipes.load(name).description)}")
     return OK
 
 
@@ -266,7 +270,7 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
     given = Path(options.recipe)
     if options.resume and given.name == "recipe.toml":
         return given.parent
-    base = Path("runs") / re.sub(r"[^\w.-]", "-", recipe.name)
+    base = Path("runs") / recipe.folder_name
     numbered = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
     taken = [path for path in numbered if path.exists()]
     if options.resume:
@@ -352,11 +356,13 @@ def _show(options: argparse.Namespace) -> int:
     if SearchFolder(options.run).begun:
         return search.show(options.run)
     check_device(options.device)
+    if (table := tables.find(Path(options.run))) is not None:
+        return listing.show(table, Path(options.run))
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet")
-    print(_printable(f"{recipe.name}: {recipe.description}"))
+    print(printable(f"{recipe.name}: {recipe.description}"))
     if not folder.verified:
         print("unverified: the folder has no hashes of its metrics")
     if not summary["complete"]:
@@ -433,14 +439,27 @@ def _milestones(epochs: int) -> set[int]:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    folders = [RunFolder.existing(run) for run in options.runs]
-    kinds = sorted({folder.recipe().data.measured for folder in folders})
-    rows = [row for folder in folders for row in _compared(folder, name_split=len(kinds) > 1)]
+    folders: list[RunFolder] = []
+    listed: list[Callable[[bool], Iterator[tuple[str, str]]]] = []
+    kinds: set[str] = set()
+    for path in map(Path, options.runs):
+        if (table := tables.find(path)) is not None:
+            folders += table.folders
+            kinds |= table.measured
+            listed.append(partial(listing.compared, table, path))
+        else:
+            folders.append(RunFolder.existing(path))
+            kinds.add(folders[-1].recipe().data.measured)
+            listed.append(partial(_compared, folders[-1]))
+    rows = [row for lines in listed for row in lines(len(kinds) > 1)]
     width = max(len(name) for name, _ in rows)
-    measured = f"{kinds[0]} error" if len(kinds) == 1 else "error"
+    measured = "error" if len(kinds) > 1 else f"{kinds.pop()} error"
     print(f"{'run':{width}}  epochs  {'train error':>16}  {measured:>16}  {'last ten':>16}  time")
     for name, cells in rows:
         print(f"{name:{width}}  {cells}")
+    if not folders:
+        print("no picture: the run folders of the table are not there")
+        return OK
     try:
         print(figures.comparison(folders, Path(options.out)))
     except figures.NoMatplotlib as error:
@@ -450,7 +469,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _compared(folder: RunFolder, name_split: bool) -> Iterator[tuple[str, str]]:
     """The name of each setting of a run, with its split if asked for, and its cells."""
-    summary, path = folder.summary(), _printable(str(folder.path))
+    summary, path = folder.summary(), printable(str(folder.path))
     epochs, recipe = summary["epochs"], folder.recipe()
     path += f" ({recipe.data.measured})" * name_split
     if not summary["complete"]:

@@ -21,7 +21,7 @@ class NoMatplotlib(UserError):
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot that draws to files."""
+    """`matplotlib.pyplot` without a display; raises `NoMatplotlib`."""
     try:
         import matplotlib
     except ImportError:
@@ -154,7 +154,7 @@ def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
             _band(axis, epochs, values, f"C{next(colours)}", name, "-")
     _error_axis(axis, f"{' or '.join(sorted(kinds))} error (%)")
     _legend(axis)
-    return _save(plt, figure, file, file)
+    return save(plt, figure, file, file)
 
 
 def _legend(axis: Any, **more: Any) -> None:
@@ -165,11 +165,12 @@ def _legend(axis: Any, **more: Any) -> None:
 
 def _keep(plt: Any, figure: Any, folder: RunFolder, name: str) -> Path:
     picture = io.BytesIO()
-    _save(plt, figure, folder.path / name, picture)
+    save(plt, figure, folder.path / name, picture)
     return folder.write_picture(name, picture.getvalue())
 
 
-def _save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
+def save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
+    """Write a figure to the target and close it. Errors name the file, which is returned."""
     try:
         figure.savefig(target, dpi=120)
     except ValueError as error:  # a file type that matplotlib does not know

@@ -61,7 +61,7 @@ class Progress(Watcher):
         self.say(
             f"epoch {done}/{self._epochs}: train error {train:.2f} %, "
             f"{self._measured} error {measured:.2f} %, unsettled {100 * unsettled:.1f} % | "
-            f"{per_epoch:.1f} s per epoch, {_clock(left)} left"
+            f"{per_epoch:.1f} s per epoch, {clock(left)} left"
         )
         self._write_log(_scalars(record), done)
 
@@ -108,6 +108,11 @@ def say(line: str, file: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
+def printable(text: str) -> str:
+    """Text on one line and without the escape sequences that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -127,7 +132,8 @@ def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
                     yield "/".join(part for part in (key, name, str(i)) if part), number
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

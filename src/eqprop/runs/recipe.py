@@ -59,6 +59,11 @@ class Recipe(Part, frozen=True, kw_only=True):
         self.require("combine", COMBINATIONS)
 
     @property
+    def folder_name(self) -> str:
+        """The name, without what a folder should not be called."""
+        return re.sub(r"[^\w.-]", "-", self.name)
+
+    @property
     def swept(self) -> dict[str, tuple[Any, ...]]:
         """The values of each field that may differ between members, the slowest first."""
         return {
@@ -143,6 +148,8 @@ class Recipe(Part, frozen=True, kw_only=True):
         }
 
 
+# The fields that may be lists, and so differ between the networks of one ensemble.
+OF_MEMBERS = ("update.learning_rates", "nudging.beta", "network.angle")
 _TOP: dict[str, type[Part]] = {"": Recipe}
 TABLES: dict[str, type[Part]] = {
     "network": NetworkPart,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import sys
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eqprop import data as datasets
+from eqprop.exits import INTERRUPTED, OK
 from eqprop.runs import Interrupted, Recipe, UserError
 from eqprop.runs import recipe as recipes
 from eqprop.runs.figures import NoMatplotlib
@@ -24,7 +24,6 @@ from eqprop.search.folder import SearchFolder
 from eqprop.search.objective import STATISTICS, Objective
 from eqprop.search.pruners import PRUNERS
 
-OK, INTERRUPTED = 0, 130
 SHOWN = 10  # trials in the table of the best
 
 
@@ -126,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     recipes.changed(plan.recipe, more)  # fail early
     data = datasets.load(plan.recipe.data.name, options.data)
     fitting(data, plan.recipe)
-    folder = SearchFolder(options.out or _default_folder(plan.recipe))
+    folder = SearchFolder(options.out or Path("runs") / f"{plan.recipe.folder_name}-search")
     folder.check()
     how = {"device": options.device, "threads": options.threads}
     try:
@@ -157,11 +156,6 @@ def _recipe(options: argparse.Namespace) -> Recipe:
     if options.seeds is not None:
         given["seeds"] = options.seeds
     return recipes.load(options.recipe, given)
-
-
-def _default_folder(recipe: Recipe) -> Path:
-    name = re.sub(r"[^\w.-]", "-", recipe.name)
-    return Path("runs") / f"{name}-search"
 
 
 def _command(options: argparse.Namespace, folder: SearchFolder) -> str:

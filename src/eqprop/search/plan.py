@@ -11,12 +11,10 @@ from optuna.trial import FrozenTrial
 
 from eqprop.runs import Recipe, UserError
 from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import OF_MEMBERS
 from eqprop.search import space as spaces
 from eqprop.search.objective import Objective
 from eqprop.search.space import Space
-
-# The fields that may differ between the networks of one ensemble.
-OF_MEMBERS = ("nudging.beta", "network.angle", "update.learning_rates")
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 from eqprop import data as datasets
+from eqprop.exits import INTERRUPTED, OK
 from eqprop.runs import Interrupted, UserError
 from eqprop.runs import recipe as recipes
 from eqprop.runs.run import check_device
@@ -16,7 +16,6 @@ from eqprop.tuning import given
 from eqprop.tuning.choices import Balance, Choices
 from eqprop.tuning.procedure import tune
 
-OK, INTERRUPTED = 0, 130
 DEFAULT = Choices()
 WORDS = {
     "settled": "step 1: a free phase has converged at this residual",
@@ -119,8 +118,7 @@ def _tune(options: argparse.Namespace) -> int:
     check_device(options.device)
     overrides = dict(recipes.parse_override(text) for text in options.set)
     recipe = given.load(options.recipe, overrides)
-    stem = re.sub(r"[^\w.-]", "-", recipe.name)
-    out = Path(options.out or f"runs/tune-{stem}")
+    out = Path(options.out or f"runs/tune-{recipe.folder_name}")
     data = datasets.load(recipe.data.name, options.data)
     how = {"device": options.device, "threads": options.threads}
     try:
