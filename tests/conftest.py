@@ -1,4 +1,4 @@
-"""One thread and the same hypothesis examples every time; the real MNIST; the command line."""
+"""One thread, the same hypothesis examples every time, real MNIST, a browser, the command line."""
 
 import io
 import shutil
@@ -39,7 +39,6 @@ def mnist() -> Dataset:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A headless chromium; tests that need one are skipped where there is none."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no chromium here: apt-get install chromium, or make browser as root")

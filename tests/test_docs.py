@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import eqprop
 from eqprop import engines
@@ -21,6 +23,7 @@ NOT_RUN = {  # how many blocks of each
     "docs/start.md": 2,
 }
 SLOW = {"docs/runs.md", "docs/start.md", "docs/settings.md", "docs/paper.md", "docs/networks.md"}
+READ = {"toml": tomllib.loads, "yaml": yaml.safe_load}  # languages of files, not of programs
 SHOWING = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name, path in DOCUMENTS.items()
@@ -35,7 +38,10 @@ def text_of(name: str) -> str:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_block_says_what_it_is(name):
     text = text_of(name)
-    assert {block.language for block in blocks(text)} <= {"python", "sh", "text"}
+    for block in blocks(text):
+        assert block.language in ("python", "sh", *READ, "dockerfile", "text")
+        if block.language in READ:
+            READ[block.language](block.code)
     marks = re.findall(r"^<!-- (?:not run|tests add): ", text, flags=re.MULTILINE)
     marked = [block for block in blocks(text) if block.not_run or block.tests_add]
     assert len(marks) == len(marked)  # none stands where it has no effect
