@@ -32,7 +32,7 @@ LINK = re.compile(r"(?<=\]\()([^)#:]+)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
-os.environ["COLUMNS"] = "88"  # how wide argparse writes
+os.environ["COLUMNS"] = "80"  # how wide argparse writes
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

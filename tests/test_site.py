@@ -103,6 +103,13 @@ def test_formulas_are_mathml(site):
         assert "arithmatex" not in shown
 
 
+def test_letters_with_an_index_are_not_taken_for_emphasis(pages):
+    for path in pages:
+        for emphasised in re.findall(r"<em>(.*?)</em>", path.read_text("utf-8"), re.DOTALL):
+            assert re.match(r"[\w<]", emphasised), f"{path.name}: {emphasised}"
+            assert not re.search(r"_\w|_$|\[$", re.sub(r"<.*?>", "", emphasised)), path.name
+
+
 def test_the_help_of_every_command_is_there(site):
     text = (site / "cli.html").read_text("utf-8")
     for command in ("train", "evaluate", "show", "compare", "check", "paper run", "paper report"):
