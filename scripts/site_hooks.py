@@ -31,7 +31,6 @@ ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<=\]\()([^)#:]+)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
-
 os.environ["COLUMNS"] = "80"  # how wide argparse writes
 
 
@@ -54,7 +53,8 @@ def in_repository(page: str, target: str) -> str:
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    text = text.replace("](../results/", "](results/")
+    if "/" not in page.file.src_uri:  # a page of docs/
+        text = text.replace("](../", "](")
     return text.replace("<!-- help -->", "\n".join(help_sections(_parser(), "eqprop")))
 
 
