@@ -7,6 +7,7 @@ of the results,
     <!-- end -->
 
 holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
+`<!-- paper: ITEM numbers -->` of that only the numbers and whether they pass,
 `<!-- paper: ITEM tables -->` only the others, `<!-- paper: ITEM figures -->` its figures,
 `<!-- paper: summary -->` the list of all items, and `<!-- paper: sources -->` that of all sources.
 What would hold less than before is refused.
@@ -30,7 +31,7 @@ from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
 MARKED = re.compile(
-    r"(<!-- paper: ([^\s]+)(?: (rows|tables|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- paper: ([^\s]+)(?: (rows|numbers|tables|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 
 
@@ -73,12 +74,7 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
             known = ", ".join(item.name for item in items)
             raise UserError(f"{path}: paper: {name}: no such item. There are: {known}")
         else:
-            tables = Table, Matrix
-            kinds = {None: tables, "rows": (), "tables": tables, "figures": (Chart,)}[what]
-            parts = [markdown.rows_table(item.rows(results))] if what in (None, "rows") else []
-            parts += [
-                markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)
-            ]
+            parts = _parts(item, results, what, figures)
         after = "\n".join(part for part in parts if part)
         for there, now, of in zip(_held(before), _held(after), ("lines", "cells"), strict=True):
             if now < there:
@@ -89,6 +85,17 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
         return f"{start}\n{after}\n{end}"
 
     return MARKED.sub(between, old)
+
+
+def _parts(item: Item, results: Results, what: str | None, figures: str) -> list[str]:
+    """What a mark asks for: "rows", "numbers", "tables" or "figures"; None: rows and tables."""
+    parts = []
+    if what in (None, "rows", "numbers"):
+        parts.append(markdown.rows_table(item.rows(results), numbers_only=what == "numbers"))
+    if what in (None, "tables", "figures"):
+        kinds = (Chart,) if what == "figures" else (Table, Matrix)
+        parts += [markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)]
+    return parts
 
 
 def _held(section: str) -> tuple[int, int]:
