@@ -283,7 +283,7 @@ def test_the_full_table_is_a_task_per_row() -> None:
 def test_the_examples_of_the_document_are_sweeps(number: int, place: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL)
     tasks = pack(read(write(place, blocks[number])))
-    assert [task.networks for task in tasks] == [[30, 30], [5, 15]][number]
+    assert [task.networks for task in tasks] == [[6, 6], [5, 15]][number]
 
 
 # The table
