@@ -38,7 +38,7 @@ const superscript = (power: number): string =>
   String(power).replace(/[-\d]/g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)]));
 
 /** A number with nine digits, for a table. */
-export const exactly = (v: number): string => (Number.isFinite(v) ? String(Number(v.toPrecision(9))) : "nan");
+export const exactly = (v: number): string => String(Number(v.toPrecision(9)));
 
 /** A table that scrolls within itself. `name` tells it from the others. */
 export function table(name: string, head: string[], rows: (string | number)[][]): HTMLElement {

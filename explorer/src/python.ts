@@ -126,7 +126,7 @@ ${synapses}
           : `    "${name}": ${start}.expand(${scene.settings.K}, -1),`;
       })
       .join("\n");
-    const share = moves ? "rates[int(name[9])]" : "0.0";
+    const share = moves ? 'rates[int(name.split(".")[1])]' : "0.0";
     return `${common(scene)}
 
 ${OURS}
@@ -135,7 +135,8 @@ weights = {  # after step 1 to K
 ${weights}
 }
 moved = {
-    name: ${share} * d.cumsum(0).flatten(1).norm(dim=1) for name, d in ours.synapses.items()
+    name: ${share} * d.cumsum(0).flatten(1).norm(dim=1)
+    for name, d in ours.synapses.items()
 }`;
   },
 
