@@ -24,6 +24,7 @@ from eqprop.explorer.content import check_network, pack, unpack
 from eqprop.explorer.page import read
 from eqprop.runs.recipe import UserError
 from tests.in_browser import Opened, opened
+from tests.test_readme import python_blocks
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "src" / "eqprop" / "explorer" / "page.html"
@@ -141,6 +142,17 @@ def test_a_page_of_ones_own_has_exactly_the_weights_of_the_run(own_page):
         for name, parameter in explorer.network(f"run-{i}", page).named_parameters():
             assert torch.equal(parameter, expected[name].double()), name
     assert [record["name"] for record in read(page)["networks"]][2:] == ["c-ep", "c-vf"]
+
+
+def test_the_lines_of_the_documentation_run(own_page, tmp_path, monkeypatch):
+    shutil.copytree(own_page[1], tmp_path / "runs" / "c-ep-1h")
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks((ROOT / "docs" / "explorer.md").read_text())
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["net"].layer_sizes == (512, 10)
+    assert float(names["turned"].synapses[1].angle()) == pytest.approx(45, abs=3)
+    assert names["own"].layer_sizes == (12, 10)
 
 
 # The sources build the page.

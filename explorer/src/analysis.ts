@@ -166,7 +166,9 @@ export function observe(setup: Setup): Observation {
 /** The names that `eqprop.layered` gives. */
 export function layerNames(net: Network): string[] {
   const hidden = net.depth - 1;
-  const names = Array.from({ length: hidden }, (_, i) => (hidden === 1 ? "hidden" : `hidden${i + 1}`));
+  const names = Array.from({ length: hidden }, (_, i) =>
+    hidden === 1 ? "hidden" : `hidden${i + 1}`,
+  );
   return [...names, "output"];
 }
 
@@ -203,9 +205,13 @@ export class Total {
   constructor(presented: Presented) {
     const { net, batch } = presented;
     this.input = new Float64Array(batch * net.sizes[1]);
-    this.others = net.synapses.slice(1).flatMap(({ weight, bias, backward }) =>
-      [weight, bias, backward].filter((it) => it !== null).map((it) => new Float64Array(it.length)),
-    );
+    this.others = net.synapses
+      .slice(1)
+      .flatMap(({ weight, bias, backward }) =>
+        [weight, bias, backward]
+          .filter((it) => it !== null)
+          .map((it) => new Float64Array(it.length)),
+      );
   }
 
   add(synapses: SynapseGradient[]): void {
@@ -228,7 +234,8 @@ export class Total {
     for (let a = 0; a < batch; a++) {
       for (let b = 0; b < batch; b++) {
         let dot = 0;
-        for (let j = 0; j < width; j++) dot += this.input[a * width + j] * other.input[b * width + j];
+        for (let j = 0; j < width; j++)
+          dot += this.input[a * width + j] * other.input[b * width + j];
         sum += gram[a * batch + b] * dot;
       }
     }

@@ -102,8 +102,12 @@ export class Chart {
     const xs = lines.flatMap((line) => line.x).filter((v) => usable(v, xLog));
     const ys = yRange ?? lines.flatMap((line) => line.y).filter((v) => usable(v, yLog));
     let [low, high] = ys.length ? [Math.min(...ys), Math.max(...ys)] : [yLog ? 0.1 : 0, 1];
-    if (low === high) [low, high] = yLog ? [low / 10, high * 10] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
-    else if (!yLog && !yRange) [low, high] = [low - 0.06 * (high - low), high + 0.06 * (high - low)];
+    if (low === high)
+      [low, high] = yLog
+        ? [low / 10, high * 10]
+        : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+    else if (!yLog && !yRange)
+      [low, high] = [low - 0.06 * (high - low), high + 0.06 * (high - low)];
     return {
       x: scale(Math.min(...xs), Math.max(...xs), LEFT, width - RIGHT, xLog),
       y: scale(low, high, this.height - BOTTOM, TOP, yLog),
@@ -161,7 +165,13 @@ export class Chart {
     for (const each of plot.lines) this.stroke(context, each, x, y, color(each.color));
   }
 
-  private stroke(context: CanvasRenderingContext2D, each: Line, x: Scale, y: Scale, color: string): void {
+  private stroke(
+    context: CanvasRenderingContext2D,
+    each: Line,
+    x: Scale,
+    y: Scale,
+    color: string,
+  ): void {
     const [width, log] = [each.width ?? 2, this.plot?.yLog ?? false];
     context.strokeStyle = context.fillStyle = color;
     context.lineWidth = width;
@@ -192,11 +202,14 @@ export class Chart {
     if (!frame || !this.plot) return;
     const places = this.plot.lines.flatMap((each) => each.x);
     const near = (v: number) => Math.abs(frame.x(v) - (at ?? 0));
-    this.pointed = at === null ? null : places.reduce((a, b) => (near(b) < near(a) ? b : a), places[0]);
+    this.pointed =
+      at === null ? null : places.reduce((a, b) => (near(b) < near(a) ? b : a), places[0]);
     this.draw();
     this.tip.hidden = this.pointed === null;
     if (this.pointed === null) return;
-    const rows = this.plot.lines.filter((each) => !each.quiet && each.x.includes(this.pointed as number));
+    const rows = this.plot.lines.filter(
+      (each) => !each.quiet && each.x.includes(this.pointed as number),
+    );
     this.tip.replaceChildren(
       element("b", {}, `${this.plot.xLabel}: ${brief(this.pointed)}`),
       ...rows.slice(0, 12).map((each) => {
@@ -214,7 +227,13 @@ export class Chart {
   }
 }
 
-function line(context: CanvasRenderingContext2D, x1: number, y1: number, x2: number, y2: number): void {
+function line(
+  context: CanvasRenderingContext2D,
+  x1: number,
+  y1: number,
+  x2: number,
+  y2: number,
+): void {
   context.beginPath();
   context.moveTo(x1, y1);
   context.lineTo(x2, y2);

@@ -40,7 +40,13 @@ export class NumberControl {
       ? { min: Math.log10(min), max: Math.log10(max), step: 0.01 }
       : { min, max, step };
     this.slider = element("input", { type: "range", id, ...ends });
-    this.field = element("input", { type: "number", min, max, step: "any", "aria-label": `${label}, number` });
+    this.field = element("input", {
+      type: "number",
+      min,
+      max,
+      step: "any",
+      "aria-label": `${label}, number`,
+    });
     this.slider.addEventListener("input", () => {
       const at = Number(this.slider.value);
       this.changed(this.log ? Number((10 ** at).toPrecision(3)) : at);
@@ -58,7 +64,11 @@ export class NumberControl {
   private typed(): void {
     const value = Number(this.field.value);
     const { min, max, step } = this.range;
-    const fits = this.field.value !== "" && value >= min && value <= max && (step !== 1 || Number.isInteger(value));
+    const fits =
+      this.field.value !== "" &&
+      value >= min &&
+      value <= max &&
+      (step !== 1 || Number.isInteger(value));
     this.field.setCustomValidity(fits ? "" : `from ${min} to ${max}`);
     if (fits) this.changed(value);
     else this.field.reportValidity();
@@ -118,24 +128,48 @@ export class Controls {
   constructor(scene: Scene, change: Change, pickNetwork: (name: string) => void) {
     const { networks } = scene.library.content;
     const own = networks.map(({ name, title }): [string, string] => [name, title]);
-    this.network.append(...[...own, ...FRESH].map(([value, text]) => element("option", { value }, text)));
+    this.network.append(
+      ...[...own, ...FRESH].map(([value, text]) => element("option", { value }, text)),
+    );
     this.network.addEventListener("change", () => pickNetwork(this.network.value));
-    this.rule = new Choice("rule", "", RULES.map((it) => [it, RULE_NAMES[it]]), (rule) => change({ rule }));
-    this.slope = new Choice("slope", "σ′ in the update", SLOPES.map((it) => [it, it]), (slope) => change({ slope }));
+    this.rule = new Choice(
+      "rule",
+      "",
+      RULES.map((it) => [it, RULE_NAMES[it]]),
+      (rule) => change({ rule }),
+    );
+    this.slope = new Choice(
+      "slope",
+      "σ′ in the update",
+      SLOPES.map((it) => [it, it]),
+      (slope) => change({ slope }),
+    );
     this.order = new Choice(
       "order",
       "Layers in the free phase",
-      [[ORDERS[0], "all at once"], [ORDERS[1], "in turn"]],
+      [
+        [ORDERS[0], "all at once"],
+        [ORDERS[1], "in turn"],
+      ],
       (order) => change({ order }),
     );
     this.tying = new Choice(
       "tied",
       "Between two layers",
-      [["yes", "one weight"], ["no", "two weights"]],
+      [
+        ["yes", "one weight"],
+        ["no", "two weights"],
+      ],
       (tied) => change({ tied: tied === "yes" }),
     );
     const number = (key: "seed" | "psi" | "beta" | "T" | "K", label: string, hint: string) =>
-      new NumberControl(key, label, RANGES[key], (value) => change({ [key]: this.allowed(key, value) }), hint);
+      new NumberControl(
+        key,
+        label,
+        RANGES[key],
+        (value) => change({ [key]: this.allowed(key, value) }),
+        hint,
+      );
     this.numbers = {
       seed: number("seed", "seed", "of the fresh weights"),
       psi: number("psi", "Ψ, degrees", "angle between forward and backward weights"),
@@ -173,7 +207,9 @@ export class Controls {
     const own = library.untied(settings.net);
     const field = settings.rule === "vf" || settings.rule === "c-vf";
     if (![...this.network.options].some((option) => option.value === settings.net)) {
-      this.network.append(element("option", { value: settings.net }, `fresh, ${net.sizes.join("-")}`));
+      this.network.append(
+        element("option", { value: settings.net }, `fresh, ${net.sizes.join("-")}`),
+      );
     }
     this.network.value = settings.net;
     this.rule.show(settings.rule, (rule) => !own || rule === "vf" || rule === "c-vf");
@@ -194,10 +230,16 @@ export class Controls {
       this.rateControls = eta.map((_, k) => {
         const label = k === 0 ? "η input" : k === eta.length - 1 ? "η output" : `η ${k}`;
         const hint = `learning rate of the weights ${sizes[k]} → ${sizes[k + 1]}`;
-        return new NumberControl(`eta-${k}`, label, RANGES.eta, (value) => {
-          const now = this.settings?.eta ?? eta;
-          this.change({ eta: now.map((rate, i) => (i === k ? value : rate)) });
-        }, hint);
+        return new NumberControl(
+          `eta-${k}`,
+          label,
+          RANGES.eta,
+          (value) => {
+            const now = this.settings?.eta ?? eta;
+            this.change({ eta: now.map((rate, i) => (i === k ? value : rate)) });
+          },
+          hint,
+        );
       });
       this.rates.replaceChildren(...this.rateControls.map((control) => control.root));
     }

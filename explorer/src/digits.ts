@@ -35,8 +35,16 @@ export class DigitChooser {
     this.source = new Choice<Source>(
       "source",
       "",
-      [["test", "test set"], ["train", "training set"], ["drawn", "draw one"]],
-      (source) => change({ digit: source === "drawn" ? "drawn" : this.nameOf(source, this.last[source]), probes: [] }),
+      [
+        ["test", "test set"],
+        ["train", "training set"],
+        ["drawn", "draw one"],
+      ],
+      (source) =>
+        change({
+          digit: source === "drawn" ? "drawn" : this.nameOf(source, this.last[source]),
+          probes: [],
+        }),
     );
     this.sheet.addEventListener("click", (event) => {
       const size = this.sheet.clientWidth / COLUMNS;
@@ -54,7 +62,8 @@ export class DigitChooser {
       this.choose(this.shown.at + steps[event.key]);
     });
     this.pad = new DrawingPad((drawing) => change({ drawing }));
-    for (let digit = 0; digit < 10; digit++) this.target.append(element("option", { value: digit }, String(digit)));
+    for (let digit = 0; digit < 10; digit++)
+      this.target.append(element("option", { value: digit }, String(digit)));
     this.target.addEventListener("change", () => change({ target: Number(this.target.value) }));
     const clear = element("button", { type: "button" }, "clear");
     clear.addEventListener("click", () => change({ drawing: BLANK }));
@@ -105,7 +114,8 @@ export class DigitChooser {
   }
 
   private mark(at: number, label: number): void {
-    const frame = this.box.querySelector(".mark") ?? this.box.appendChild(element("span", { class: "mark" }));
+    const frame =
+      this.box.querySelector(".mark") ?? this.box.appendChild(element("span", { class: "mark" }));
     const [column, row] = [at % COLUMNS, Math.floor(at / COLUMNS)];
     (frame as HTMLElement).style.cssText = `--column:${column};--row:${row}`;
     const size = this.sheet.clientWidth / COLUMNS;
@@ -113,7 +123,10 @@ export class DigitChooser {
     if (top < this.box.scrollTop || bottom > this.box.scrollTop + this.box.clientHeight) {
       this.box.scrollTop = top - size;
     }
-    this.sheet.setAttribute("aria-valuemax", String(this.library.content[this.shown?.split ?? "test"].labels.length - 1));
+    this.sheet.setAttribute(
+      "aria-valuemax",
+      String(this.library.content[this.shown?.split ?? "test"].labels.length - 1),
+    );
     this.sheet.setAttribute("aria-valuenow", String(at));
     this.sheet.setAttribute("aria-valuetext", `number ${at}, a ${label}`);
   }
@@ -159,7 +172,11 @@ class DrawingPad {
       const step = steps[event.key];
       if (!step && event.key !== " ") return;
       event.preventDefault();
-      if (step) this.at = [0, 1].map((i) => Math.min(27, Math.max(0, this.at[i] + step[i]))) as [number, number];
+      if (step)
+        this.at = [0, 1].map((i) => Math.min(27, Math.max(0, this.at[i] + step[i]))) as [
+          number,
+          number,
+        ];
       else this.brush(this.at[0] + 0.5, this.at[1] + 0.5);
       this.paint();
     });
@@ -189,6 +206,12 @@ class DrawingPad {
       context.fillStyle = `rgb(${shade} ${shade} ${shade})`;
       context.fillRect((i % 28) * size, Math.floor(i / 28) * size, size + 0.5, size + 0.5);
     });
+    if (this.pixels.every((v) => v === 0)) {
+      context.fillStyle = "#9fadba";
+      context.font = "15px system-ui, sans-serif";
+      context.textAlign = "center";
+      context.fillText("draw a digit here", PAD / 2, PAD / 2);
+    }
     if (document.activeElement === this.canvas) {
       context.strokeStyle = "#e69f00";
       context.lineWidth = 2;

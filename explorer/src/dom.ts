@@ -43,14 +43,20 @@ export const exactly = (v: number): string => String(Number(v.toPrecision(9)));
 /** A table that scrolls within itself. `name` tells it from the others. */
 export function table(name: string, head: string[], rows: (string | number)[][]): HTMLElement {
   const cell = (value: string | number) =>
-    typeof value === "number" ? element("td", { class: "number" }, exactly(value)) : element("td", {}, value);
+    typeof value === "number"
+      ? element("td", { class: "number" }, exactly(value))
+      : element("td", {}, value);
   return element(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
     element(
       "table",
       { "data-table": name },
-      element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))),
+      element(
+        "thead",
+        {},
+        element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text))),
+      ),
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell)))),
     ),
   );

@@ -41,7 +41,12 @@ export class LayerGrid {
       this.pick(row * columns + column);
     });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
-    this.root = element("div", { class: "layer" }, element("span", { class: "name" }, `${name}, ${count}`), this.canvas);
+    this.root = element(
+      "div",
+      { class: "layer" },
+      element("span", { class: "name" }, `${name}, ${count}`),
+      this.canvas,
+    );
   }
 
   private key(event: KeyboardEvent): void {
@@ -71,13 +76,20 @@ export class LayerGrid {
     if (!context) return;
     const style = getComputedStyle(document.documentElement);
     const color = (name: string) => style.getPropertyValue(name).trim();
-    const [none, full, less, more] = ["--cell", "--full", "--less", "--more"].map((it) => rgb(color(it)));
+    const [none, full, less, more] = ["--cell", "--full", "--less", "--more"].map((it) =>
+      rgb(color(it)),
+    );
     for (let i = 0; i < this.count; i++) {
       const share = Math.max(-1, Math.min(1, values[i] / (largest || 1)));
       const to = largest === null ? full : share < 0 ? less : more;
       context.fillStyle = mixed(none, to, Math.abs(share));
       const [column, row] = [i % this.columns, Math.floor(i / this.columns)];
-      context.fillRect(column * pixel, row * pixel, pixel - (pixel > 5 ? 1 : 0), pixel - (pixel > 5 ? 1 : 0));
+      context.fillRect(
+        column * pixel,
+        row * pixel,
+        pixel - (pixel > 5 ? 1 : 0),
+        pixel - (pixel > 5 ? 1 : 0),
+      );
     }
     if (this.count <= 10) this.number(context, pixel, color, largest === null ? values : null);
     picks.forEach((neuron, probe) => {

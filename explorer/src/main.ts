@@ -5,7 +5,16 @@ import { Controls } from "./controls";
 import { byId, element } from "./dom";
 import { Diverged } from "./rules";
 import { Library, Scene } from "./scene";
-import { DEFAULTS, fit, readAddress, type Settings, stretched, type ViewName, VIEWS, writeAddress } from "./settings";
+import {
+  DEFAULTS,
+  fit,
+  readAddress,
+  type Settings,
+  stretched,
+  type ViewName,
+  VIEWS,
+  writeAddress,
+} from "./settings";
 import { settingsOf, Tour } from "./tour";
 import { CompareView } from "./views/compare";
 import { LimitsView } from "./views/limits";
@@ -41,7 +50,9 @@ class App {
       order: new OrderView(),
       train: new TrainView(change),
     };
-    this.controls = new Controls(new Scene(settings, library), change, (name) => this.pickNetwork(name));
+    this.controls = new Controls(new Scene(settings, library), change, (name) =>
+      this.pickNetwork(name),
+    );
     byId("controls").append(this.controls.root);
     this.tour = new Tour((to) => this.become(to ?? { ...this.settings, tour: 0 }));
     byId("tour").append(this.tour.root);
@@ -51,7 +62,10 @@ class App {
       byId("tour").scrollIntoView({ block: "nearest" });
     });
     byId("reset").addEventListener("click", () => this.become(structuredClone(DEFAULTS)));
-    byId("copy").addEventListener("click", () => void navigator.clipboard?.writeText(this.python.textContent ?? ""));
+    byId("copy").addEventListener(
+      "click",
+      () => void navigator.clipboard?.writeText(this.python.textContent ?? ""),
+    );
     addEventListener("hashchange", () => this.readAddress());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.render());
     this.say(messages);

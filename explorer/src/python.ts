@@ -18,7 +18,11 @@ const tuple = (values: (string | number)[]): string =>
 
 const head = "import torch\nimport eqprop";
 
-function network(scene: Scene, tied = scene.settings.tied, psi = float(scene.settings.psi)): string {
+function network(
+  scene: Scene,
+  tied = scene.settings.tied,
+  psi = float(scene.settings.psi),
+): string {
   const { net, seed } = scene.settings;
   const stored = scene.library.trained(net);
   const turned = `angle=${psi}`;
@@ -32,7 +36,10 @@ function network(scene: Scene, tied = scene.settings.tied, psi = float(scene.set
 
 function ruleLine(scene: Scene, name = scene.settings.rule, K = scene.settings.K): string {
   const { beta, T, slope, order } = scene.settings;
-  const sloped = vectorField({ ...scene.setup.rule, name }) && slope !== "none" ? `, update_slope="${slope}"` : "";
+  const sloped =
+    vectorField({ ...scene.setup.rule, name }) && slope !== "none"
+      ? `, update_slope="${slope}"`
+      : "";
   const turn = order === "turn" ? ", in_turn=True" : "";
   return `eqprop.${CLASSES[name]}(beta=${float(beta)}, free_steps=${T}, nudged_steps=${K}${sloped}${turn})`;
 }

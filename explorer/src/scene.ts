@@ -47,12 +47,16 @@ export class Library implements Available {
     const [split, number] = [found[1] as "train" | "test", Number(found[2])];
     const { train, testNumbers } = this.content;
     const at = split === "test" ? testNumbers.indexOf(number) : number;
-    return at >= 0 && at < (split === "test" ? testNumbers : train.labels).length ? { split, at } : null;
+    return at >= 0 && at < (split === "test" ? testNumbers : train.labels).length
+      ? { split, at }
+      : null;
   }
 
   network({ net: name, seed, tied, psi }: Settings): Network {
     const stored = this.trained(name);
-    const base = stored?.net ?? remembered(this.drawn, `${name} ${seed}`, () => fresh(freshSizes(name) ?? [], seed));
+    const base =
+      stored?.net ??
+      remembered(this.drawn, `${name} ${seed}`, () => fresh(freshSizes(name) ?? [], seed));
     if (tied || !base.tied) return base;
     const key = `${name} ${seed} ${psi}`;
     return remembered(this.turned, key, () => base.untied(stored?.seed ?? seed, psi));
@@ -136,7 +140,9 @@ export class Scene {
         return strongest(weight, MOST_PROBES);
       }),
     ];
-    return Array.from({ length: MOST_PROBES }, (_, i) => byLayer.map((picks) => picks[i % picks.length]));
+    return Array.from({ length: MOST_PROBES }, (_, i) =>
+      byLayer.map((picks) => picks[i % picks.length]),
+    );
   }
 }
 

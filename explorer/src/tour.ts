@@ -31,7 +31,8 @@ export const STOPS: Stop[] = [
     settings: { view: "limits", net: "fresh-512", rule: "c-ep", digit: "test-0" },
   },
   {
-    claim: "The more the backward weights differ from the forward ones, the less the update follows the gradient.",
+    claim:
+      "The more the backward weights differ from the forward ones, the less the update follows the gradient.",
     text: "C-VF has two weights between two neurons, at the angle Ψ. The right chart turns them from equal (0°) to opposite (180°).",
     settings: {
       view: "limits",
@@ -46,7 +47,14 @@ export const STOPS: Stop[] = [
   {
     claim: "A network that has lost stability alternates between two states. In turn, it settles.",
     text: "This network was trained for 42 epochs with the update of the released code. For some digits it never settles when all layers move at once. The same weights settle when the layers move in turn.",
-    settings: { view: "order", net: "c-vf", rule: "c-vf", tied: false, eta: [0.0076, 0.0038], digit: "test-740" },
+    settings: {
+      view: "order",
+      net: "c-vf",
+      rule: "c-vf",
+      tied: false,
+      eta: [0.0076, 0.0038],
+      digit: "test-740",
+    },
   },
 ];
 

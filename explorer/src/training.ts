@@ -32,7 +32,13 @@ export function batchOf(digits: Digits, from: number, to: number): [Float64Array
 }
 
 /** Learn from every digit once, in their order. The network moves. */
-export function epoch(net: Network, lesson: Lesson, train: Digits, test: Digits, batch = 20): Epoch {
+export function epoch(
+  net: Network,
+  lesson: Lesson,
+  train: Digits,
+  test: Digits,
+  batch = 20,
+): Epoch {
   const count = train.labels.length;
   let [wrong, angle] = [0, 0];
   for (let from = 0; from < count; from += batch) {

@@ -60,8 +60,14 @@ export class CompareView implements View {
   constructor(change: Change) {
     this.strip = new LayerStrip("compare", change);
     this.frame = new Frame(
-      "Solid: −∇(t), the gradient of BPTT, from the last step backwards. Dashed: Δ(t), the local update of the rule, forwards in time. One colour per probe.",
+      "BPTT goes backwards through the free phase. A local rule goes forwards through the nudged phase. Where the theorem of the paper holds, both give the same at every t. One colour per probe.",
       this.strip.root,
+      element(
+        "ul",
+        { class: "legend wide" },
+        key("solid", "−∇(t), BPTT"),
+        key("dashed", "Δ(t), the rule"),
+      ),
       this.grid,
       this.rows,
     );
@@ -87,10 +93,23 @@ export class CompareView implements View {
         const values = (of: Step[]) => of.map((step) => -curve.at(step, probe) + 0);
         return [
           { label: `−∇ of probe ${p + 1}`, x: steps, y: values(seen.exact), color, width: 2 },
-          { label: `Δ of probe ${p + 1}`, x: steps, y: values(seen.ours), color, width: 2, style: "dashed" },
+          {
+            label: `Δ of probe ${p + 1}`,
+            x: steps,
+            y: values(seen.ours),
+            color,
+            width: 2,
+            style: "dashed",
+          },
         ];
       });
-      this.charts[i].show({ title: curve.title, xLabel: "t", yLabel: "Δ(t), −∇(t)", lines, legend: false });
+      this.charts[i].show({
+        title: curve.title,
+        xLabel: "t",
+        yLabel: "Δ(t), −∇(t)",
+        lines,
+        legend: false,
+      });
     });
     const all = [...seen.neurons, ...seen.parameters];
     const percent = (v: number) => `${(100 * v).toFixed(1)} %`;
@@ -99,7 +118,12 @@ export class CompareView implements View {
       table(
         "agreement",
         ["", "relative error", "angle", "equal signs"],
-        all.map((it) => [it.name, it.error.toPrecision(3), `${it.angle.toFixed(1)}°`, percent(it.signs)]),
+        all.map((it) => [
+          it.name,
+          it.error.toPrecision(3),
+          `${it.angle.toFixed(1)}°`,
+          percent(it.signs),
+        ]),
       ),
     );
     this.frame.showStats(
@@ -109,18 +133,31 @@ export class CompareView implements View {
     );
     this.frame.say(claim(seen));
     this.frame.showNumbers(() => [
-      ["rows", ["", "relative error", "angle", "equal signs"], all.map((it) => [it.name, it.error, it.angle, it.signs])],
+      [
+        "rows",
+        ["", "relative error", "angle", "equal signs"],
+        all.map((it) => [it.name, it.error, it.angle, it.signs]),
+      ],
       ...curves.map((curve): [string, string[], (string | number)[][]] => [
         curve.name,
         ["t", ...scene.probes.flatMap((_, p) => [`Δ ${p + 1}`, `−∇ ${p + 1}`])],
         steps.map((t) => [
           String(t),
-          ...scene.probes.flatMap((probe) => [-curve.at(seen.ours[t], probe), -curve.at(seen.exact[t], probe)]),
+          ...scene.probes.flatMap((probe) => [
+            -curve.at(seen.ours[t], probe),
+            -curve.at(seen.exact[t], probe),
+          ]),
         ]),
       ]),
     ]);
     return LINES.compare(scene);
   }
+}
+
+function key(style: string, text: string): HTMLElement {
+  const swatch = element("span", { class: `swatch ${style}` });
+  swatch.style.setProperty("--color", "var(--muted)");
+  return element("li", {}, swatch, text);
 }
 
 function claim({ angle }: Observation): string {

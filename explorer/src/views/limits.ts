@@ -90,7 +90,16 @@ export class LimitsView implements View {
         { label: "90°", x: [0, 180], y: [90, 90], ...level },
         { label: "C-VF", x: ANGLES.slice(0, byAngle.length), y: byAngle, color: "--c2" },
         ...(rule === "c-vf" && !tied && !own
-          ? [{ label: "now", x: [psi], y: [now], color: "--c1", style: "points" as const, width: 5 }]
+          ? [
+              {
+                label: "now",
+                x: [psi],
+                y: [now],
+                color: "--c1",
+                style: "points" as const,
+                width: 5,
+              },
+            ]
           : []),
       ],
     });
@@ -101,7 +110,11 @@ export class LimitsView implements View {
     const done = byRate.length === SCALES.length;
     this.frame.showStats(
       ["angle", "now", now, "°"],
-      ["points", "points measured", `${byRate.length + byAngle.length} of ${SCALES.length + (own ? 0 : ANGLES.length)}`],
+      [
+        "points",
+        "points measured",
+        `${byRate.length + byAngle.length} of ${SCALES.length + (own ? 0 : ANGLES.length)}`,
+      ],
     );
     this.frame.say(
       done
@@ -123,18 +136,26 @@ interface Task {
 function tasks(scene: Scene): Task[] {
   const { settings, library } = scene;
   const continual: RuleName = settings.tied ? "c-ep" : "c-vf";
-  const byRate = SCALES.map((scale): Task => ({
-    to: "byRate",
-    setup: () => {
-      const { setup } = scene;
-      return { ...setup, rule: { ...setup.rule, name: continual }, rates: setup.rates.map((it) => scale * it) };
-    },
-  }));
+  const byRate = SCALES.map(
+    (scale): Task => ({
+      to: "byRate",
+      setup: () => {
+        const { setup } = scene;
+        return {
+          ...setup,
+          rule: { ...setup.rule, name: continual },
+          rates: setup.rates.map((it) => scale * it),
+        };
+      },
+    }),
+  );
   if (library.untied(settings.net)) return byRate;
-  const byAngle = ANGLES.map((psi): Task => ({
-    to: "byAngle",
-    setup: () => new Scene({ ...settings, rule: "c-vf", tied: false, psi }, library).setup,
-  }));
+  const byAngle = ANGLES.map(
+    (psi): Task => ({
+      to: "byAngle",
+      setup: () => new Scene({ ...settings, rule: "c-vf", tied: false, psi }, library).setup,
+    }),
+  );
   return [...byRate, ...byAngle];
 }
 

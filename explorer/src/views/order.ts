@@ -38,9 +38,28 @@ export class OrderView implements View {
       yLabel: "activity",
       yRange: [-0.05, 1.05],
       lines: [
-        { label: "all at once", x: range(T + 1), y: value(sync), color: "--grid", width: 1, quiet: true },
-        { label: "all at once, even steps", ...pick(value(sync), 0), color: "--c0", style: "points", width: 3 },
-        { label: "all at once, odd steps", ...pick(value(sync), 1), color: "--c1", style: "points", width: 3 },
+        {
+          label: "all at once",
+          x: range(T + 1),
+          y: value(sync),
+          color: "--grid",
+          width: 1,
+          quiet: true,
+        },
+        {
+          label: "all at once, even steps",
+          ...pick(value(sync), 0),
+          color: "--c0",
+          style: "points",
+          width: 3,
+        },
+        {
+          label: "all at once, odd steps",
+          ...pick(value(sync), 1),
+          color: "--c1",
+          style: "points",
+          width: 3,
+        },
         { label: "in turn", x: range(T + 1), y: value(turn), color: "--c2" },
       ],
     });
@@ -60,9 +79,21 @@ export class OrderView implements View {
     );
     this.frame.say(sentence(sync.residual, turn.residual));
     this.frame.showNumbers(() => [
-      ["sync outputs", ["step", ...range(10).map(String)], sync.states.map((s, t) => [String(t), ...s[last]])],
-      ["turn outputs", ["step", ...range(10).map(String)], turn.states.map((s, t) => [String(t), ...s[last]])],
-      ["changes", ["step", "all at once", "in turn"], range(T).map((t) => [String(t + 1), sync.changes[t], turn.changes[t]])],
+      [
+        "sync outputs",
+        ["step", ...range(10).map(String)],
+        sync.states.map((s, t) => [String(t), ...s[last]]),
+      ],
+      [
+        "turn outputs",
+        ["step", ...range(10).map(String)],
+        turn.states.map((s, t) => [String(t), ...s[last]]),
+      ],
+      [
+        "changes",
+        ["step", "all at once", "in turn"],
+        range(T).map((t) => [String(t + 1), sync.changes[t], turn.changes[t]]),
+      ],
     ]);
     return LINES.order(scene);
   }

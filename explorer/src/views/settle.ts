@@ -85,7 +85,9 @@ export class SettleView implements View {
     if (inFree) this.strip.show(scene, states[t], caption);
     else {
       const changes = nudged.map(change);
-      const largest = settled.map((_, i) => Math.max(...changes.map((c) => Math.max(...c[i].map(Math.abs)))));
+      const largest = settled.map((_, i) =>
+        Math.max(...changes.map((c) => Math.max(...c[i].map(Math.abs)))),
+      );
       this.strip.show(scene, change(states[t]), caption, largest);
     }
     this.slider.max = String(T + K);
@@ -101,7 +103,12 @@ export class SettleView implements View {
       splitLabels: ["free", "nudged"],
       cursor: t,
       lines: range(10).map((digit) => ({
-        label: digit === scene.label ? `${digit}, the target` : digit === answer ? `${digit}, the answer` : String(digit),
+        label:
+          digit === scene.label
+            ? `${digit}, the target`
+            : digit === answer
+              ? `${digit}, the answer`
+              : String(digit),
         x: times,
         y: states.map((s) => s[last][digit]),
         color: digit === scene.label ? "--c0" : digit === answer ? "--c1" : "--muted",
@@ -138,7 +145,11 @@ export class SettleView implements View {
         : `The network has not settled after ${T} steps: look at the view “Order”.`,
     );
     this.frame.showNumbers(() => [
-      ["outputs", ["step", ...range(10).map(String)], times.map((i) => [String(i), ...states[i][last]])],
+      [
+        "outputs",
+        ["step", ...range(10).map(String)],
+        times.map((i) => [String(i), ...states[i][last]]),
+      ],
       [
         "distance",
         ["nudged step", ...layerNames(scene.net)],

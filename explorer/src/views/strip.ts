@@ -36,7 +36,12 @@ export class LayerStrip {
       element("legend", {}, "A click on a layer moves"),
       element("div", {}, ...labels),
     );
-    this.root = element("div", { class: "strip" }, this.grids, element("div", { class: "row" }, choice, this.caption));
+    this.root = element(
+      "div",
+      { class: "strip" },
+      this.grids,
+      element("div", { class: "row" }, choice, this.caption),
+    );
   }
 
   private activate(probe: number): void {

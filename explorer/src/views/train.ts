@@ -17,7 +17,15 @@ const COLORS = { ep: "--c2", "c-ep": "--c0", "c-vf": "--c1" };
 
 const QUICK: Partial<Settings> = {
   ...{ net: "fresh-128", eta: [0.0056, 0.0028], boost: 2, beta: 0.5, T: 20, K: 6 },
-  ...{ rule: "c-ep", tied: true, slope: "none", order: "sync", samples: 400, epochs: 20, probes: [] },
+  ...{
+    rule: "c-ep",
+    tied: true,
+    slope: "none",
+    order: "sync",
+    samples: 400,
+    epochs: 20,
+    probes: [],
+  },
 };
 
 interface Course {
@@ -55,7 +63,15 @@ export class TrainView implements View {
     const { samples, epochs, boost, psi } = this.numbers;
     this.frame = new Frame(
       "Three copies of the network learn from the same digits, 20 per minibatch, with the β, T, K and η of the controls: EP and C-EP with one weight between two neurons, C-VF with two at the angle Ψ.",
-      element("div", { class: "lesson" }, samples.root, epochs.root, boost.root, psi.root, element("div", { class: "row" }, this.button, this.quick)),
+      element(
+        "div",
+        { class: "lesson" },
+        samples.root,
+        epochs.root,
+        boost.root,
+        psi.root,
+        element("div", { class: "row" }, this.button, this.quick),
+      ),
       this.note,
       row(this.errors, this.angles),
     );
@@ -120,7 +136,13 @@ export class TrainView implements View {
         y: done.map((epoch) => epoch[of]),
         color: COLORS[name],
       }));
-    const blank = { label: "", x: [1, Math.max(2, epochs)], y: [NaN, NaN], color: "--grid", quiet: true };
+    const blank = {
+      label: "",
+      x: [1, Math.max(2, epochs)],
+      y: [NaN, NaN],
+      color: "--grid",
+      quiet: true,
+    };
     this.errors.show({
       title: "Error on digits that it has not seen",
       xLabel: "epoch",

@@ -54,15 +54,22 @@ export class Frame {
   /** Tables, filled when the reader opens them. */
   showNumbers(make: () => [string, string[], (string | number)[][]][]): void {
     const fill = () => {
-      const tables = make().flatMap(([name, head, rows]) => [element("h3", {}, name), table(name, head, rows)]);
-      this.numbers.replaceChildren(element("summary", {}, "Numbers"), ...(this.numbers.open ? tables : []));
+      const tables = make().flatMap(([name, head, rows]) => [
+        element("h3", {}, name),
+        table(name, head, rows),
+      ]);
+      this.numbers.replaceChildren(
+        element("summary", {}, "Numbers"),
+        ...(this.numbers.open ? tables : []),
+      );
     };
     this.numbers.ontoggle = fill;
     fill();
   }
 }
 
-export const range = (count: number, from = 0): number[] => Array.from({ length: count }, (_, i) => i + from);
+export const range = (count: number, from = 0): number[] =>
+  Array.from({ length: count }, (_, i) => i + from);
 
 export const row = (...charts: Chart[]): HTMLElement =>
   element("div", { class: "charts" }, ...charts.map((chart) => chart.figure));

@@ -38,7 +38,11 @@ export class WeightsView implements View {
   show(scene: Scene): string {
     const seen = scene.observation;
     const { K, T } = scene.settings;
-    this.strip.show(scene, seen.free.states[T], "Each probe picks one synapse between neighbouring layers.");
+    this.strip.show(
+      scene,
+      seen.free.states[T],
+      "Each probe picks one synapse between neighbouring layers.",
+    );
     const curves = curvesOf(scene).filter((curve) => curve.name.startsWith("synapses"));
     if (this.charts.length !== curves.length + 1) {
       this.charts = [...curves.map(() => new Chart(220)), this.moved];
@@ -64,7 +68,12 @@ export class WeightsView implements View {
       title: "How far each parameter has moved",
       xLabel: "nudged step",
       yLabel: "‖θₜ − θ₀‖",
-      lines: names.map((label, p) => ({ label, x: steps, y: seen.moved[p], color: COLORS[p % COLORS.length] })),
+      lines: names.map((label, p) => ({
+        label,
+        x: steps,
+        y: seen.moved[p],
+        color: COLORS[p % COLORS.length],
+      })),
     });
     const moves = continual(scene.setup.rule);
     const far = seen.moved[0][K];
@@ -75,7 +84,11 @@ export class WeightsView implements View {
         : "The weights stand still during the phase: choose C-EP or C-VF to see them move.",
     );
     this.frame.showNumbers(() => [
-      ["moved", ["nudged step", ...names], steps.map((t) => [String(t), ...seen.moved.map((it) => it[t])])],
+      [
+        "moved",
+        ["nudged step", ...names],
+        steps.map((t) => [String(t), ...seen.moved.map((it) => it[t])]),
+      ],
       ...curves.map((curve, i): [string, string[], (string | number)[][]] => [
         curve.name,
         ["nudged step", ...scene.probes.map((_, p) => `probe ${p + 1}`)],
@@ -92,7 +105,9 @@ function track(scene: Scene, curve: Curve, probe: number[]): number[] {
   const { weight, backward } = scene.net.synapses[k];
   const [before, after] = [scene.net.sizes[k], scene.net.sizes[k + 1]];
   const back = curve.name.endsWith("backward_weight") && backward;
-  const values = [back ? back[probe[k + 1] * before + probe[k]] : weight[probe[k] * after + probe[k + 1]]];
+  const values = [
+    back ? back[probe[k + 1] * before + probe[k]] : weight[probe[k] * after + probe[k + 1]],
+  ];
   const rate = continual(scene.setup.rule) ? scene.settings.eta[k] : 0;
   for (const step of scene.observation.ours) {
     values.push(values[values.length - 1] - rate * curve.at(step, probe));
