@@ -33,7 +33,7 @@ if __name__ == "__main__":
         trained("c-ep", "trained with C-EP, 784-512-10", "c-ep-1h", 50),
         trained(
             "c-vf",
-            "trained with C-VF as released, 784-128-10: it lost stability",
+            "trained with C-VF, unstable, 784-128-10",
             "c-vf-1h",
             42,
             **{"seed": 1, "rule.update_slope": "none", "network.layers": [784, 128, 10]},

@@ -135,6 +135,7 @@ export class TrainView implements View {
         x: range(done.length, 1),
         y: done.map((epoch) => epoch[of]),
         color: COLORS[name],
+        style: name === "ep" ? ("dashed" as const) : ("solid" as const),
       }));
     const blank = {
       label: "",

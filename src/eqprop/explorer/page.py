@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from eqprop import data as datasets
-from eqprop.data import Dataset
 from eqprop.explorer.content import Record, pack_digits, pack_network
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.recipe import Recipe, UserError
@@ -50,9 +49,7 @@ def write(out: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
         records = run_networks(trained)
         added = len(records)
         held["networks"] = records + held["networks"]
-        data = _data(trained)
-        if data.name != held["digits"]["set"]:
-            held["digits"] = pack_digits(data, held["digits"]["train"], held["digits"]["test"])
+        held["digits"] = _digits(trained, held["digits"])
         text = HELD.sub(lambda found: found[1] + dumps(held) + found[3], text, count=1)
     Path(out).write_text(text, "utf-8")
     return added
@@ -63,10 +60,16 @@ def dumps(held: Record) -> str:
     return json.dumps(held, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _data(run: Run) -> Dataset:
+def _digits(run: Run, held: Record) -> Record:
+    """The digits of a page for a run: those that it holds, unless the run has other data."""
+    part = run.recipe.data
+    if part.name == held["set"] and not part.normalise:
+        return held
     assert run.folder is not None
     folder = RunFolder(run.folder).data_folder()
-    return fitting(datasets.load(run.recipe.data.name, folder), run.recipe)
+    data = fitting(datasets.load(part.name, folder), run.recipe)
+    test = [number for number in held["test"] if number < len(data.test)]
+    return pack_digits(data, min(held["train"], len(data.train)), test)
 
 
 def run_networks(run: Run) -> list[Record]:
