@@ -36,7 +36,7 @@ class App {
   private readonly notice = byId("notice");
   private waiting = false;
   private writing = 0;
-  private written = "";
+  private known = location.hash; // as last read or written
 
   constructor(private readonly library: Library) {
     const { settings, messages } = readAddress(location.hash, library);
@@ -69,7 +69,6 @@ class App {
     addEventListener("hashchange", () => this.readAddress());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.render());
     this.say(messages);
-    this.written = writeAddress(settings);
     this.render();
   }
 
@@ -96,10 +95,10 @@ class App {
   }
 
   private readAddress(): void {
-    if (location.hash === this.written || (location.hash === "" && this.written === "#")) return;
+    if (location.hash === this.known) return;
+    this.known = location.hash;
     const { settings, messages } = readAddress(location.hash, this.library);
     this.settings = settings;
-    this.written = writeAddress(settings);
     this.say(messages);
     this.schedule();
   }
@@ -144,8 +143,9 @@ class App {
   }
 
   private write(): void {
-    this.written = writeAddress(this.settings);
-    history.replaceState(null, "", this.written);
+    if (location.hash !== this.known) return; // another address is about to be read
+    history.replaceState(null, "", writeAddress(this.settings));
+    this.known = location.hash;
   }
 
   private render(): void {
