@@ -443,6 +443,37 @@ def expected_tables(
     }
 
 
+def expected_stats(
+    setting: Setting, x: torch.Tensor, y: torch.Tensor, processes: tuple[eqprop.Process, ...]
+) -> dict[str, dict[str, float]]:
+    """The numbers that stand out at the top of a view."""
+    net, (ours, exact) = setting.network(), processes
+    sync, turn = (relax(net, x, setting.T, in_turn=in_turn) for in_turn in (False, True))
+    free = turn if setting.order == "turn" else sync
+    output = net.output(free.state)
+    return {
+        "settle": {
+            "residual": free.residual,
+            "loss": float(0.5 * ((output - y) ** 2).sum()),
+            "answer": float(output.argmax()),
+            "target": float(y.argmax()),
+        },
+        "compare": {
+            "angle": float(eqprop.angle(ours.total(), exact.total())),
+            "residual": free.residual,
+        },
+        "order": {"sync": sync.residual, "turn": turn.residual},
+    }
+
+
+def stats(page: Any) -> dict[str, float]:
+    return page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('[data-stat]')].map(
+          (it) => [it.dataset.stat, Number(it.dataset.value)]
+        ))"""
+    )
+
+
 def expected_limits(setting: Setting, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
     def angles(given: Setting, scales: tuple[float, ...]) -> list[float]:
         net, rule = given.network(), given.learning_rule()
@@ -506,11 +537,15 @@ def test_numbers_agree_with_the_library(number, browser, mnist, monkeypatch, cap
     with_probes(it.page, probes)
     processes = setting.processes(x, y)
     expected = expected_tables(setting, x, y, probes, processes)
+    outstanding = expected_stats(setting, x, y, processes)
     if number in (3, 4, 5, 6):  # each network once: these take long
         expected["limits"] = expected_limits(setting, x, y)
     lines = VIEWS[(2 * number + number // 5) % 5]
     for view, each in expected.items():
         found = {name: columns(rows) for name, rows in tables(it.page, view).items()}
+        top = stats(it.page)
+        for name, value in outstanding.get(view, {}).items():
+            assert abs(top[name] - value) < PRECISION * max(1, abs(value)), (setting, view, name)
         if view == "compare":
             found["rows"], found["signs"] = found["rows"].split([2, 1], dim=1)
             check_signs(found.pop("signs"), each.pop("signs"), setting, processes)
