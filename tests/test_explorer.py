@@ -133,11 +133,12 @@ def test_the_command_answers_a_missing_run_in_one_line(cli, tmp_path):
     assert not (tmp_path / "p.html").exists()
 
 
-@pytest.fixture(scope="module")
-def own_page(mnist, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=["tanh", "hard_sigmoid"])
+def own_page(request, mnist, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A page with the networks of a short run, and the run."""
     folder = tmp_path_factory.mktemp("own")
     small = {"train_samples": 100, "test_samples": 50, "network.layers": [784, 12, 10]}
+    small |= {"network.activation": request.param}
     eqprop.train("c-ep-1h", mnist, folder / "run", 1, 2, progress=False, overrides=small)
     explorer.write(folder / "page.html", folder / "run")
     return folder / "page.html", folder / "run"
@@ -704,6 +705,10 @@ def test_a_page_of_ones_own_shows_the_run(browser, mnist, own_page, monkeypatch)
     assert f"eqprop.load('{run}').net.member(1).double()" in lines
     names = run_lines(it.page, monkeypatch, mnist)
     close(columns(found["outputs"])[: len(names["outputs"])], names["outputs"], "outputs")
+    rows = columns(tables(it.page, "compare")["rows"])
+    report = run_lines(it.page, monkeypatch, mnist)["report"]
+    agreement = [[row.relative_error, row.angle, row.sign_agreement] for row in report.rows]
+    close(rows, torch.tensor(agreement), "rows")
     clean(it)
 
 

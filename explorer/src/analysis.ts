@@ -112,7 +112,6 @@ class Tally {
 
 /** Everything that one digit shows: both phases, every Δ(t) and ∇(t), and how they compare. */
 export interface Observation {
-  presented: Presented; // with the weights of the start
   free: Relaxation;
   nudged: State[]; // s_0 = s_*, … s_K
   ours: Step[]; // −Δ(t)
@@ -151,7 +150,6 @@ export function observe(setup: Setup): Observation {
     nudged.push(s);
   }
   return {
-    presented: start,
     free,
     nudged,
     ours,

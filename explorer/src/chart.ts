@@ -220,11 +220,6 @@ export class Chart {
     const place = frame.x(this.pointed);
     this.tip.style.left = `${Math.min(place + 10, frame.width - this.tip.offsetWidth - 2)}px`;
   }
-
-  /** Draw again, in the colours of now. */
-  refresh(): void {
-    this.draw();
-  }
 }
 
 function line(

@@ -51,7 +51,7 @@ function weightsOf(scene: Scene, ends: string[]): Curve[] {
 
 export class CompareView implements View {
   readonly title = "Δ and ∇";
-  charts: Chart[] = [];
+  private charts: Chart[] = [];
   private readonly strip: LayerStrip;
   private readonly grid = element("div", { class: "charts" });
   private readonly rows = element("div", { class: "rows" });

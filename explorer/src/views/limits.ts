@@ -17,7 +17,6 @@ export class LimitsView implements View {
   readonly title = "Limits";
   private readonly rates = new Chart(260);
   private readonly angles = new Chart(260);
-  readonly charts = [this.rates, this.angles];
   private readonly note = element("p", { class: "hint" });
   private readonly frame = new Frame(
     "Below 90° an update goes downhill. The larger η, the further the weights of C-EP and C-VF move while they are measured. The larger Ψ, the less the backward weights carry the gradient.",

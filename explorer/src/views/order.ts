@@ -11,7 +11,6 @@ export class OrderView implements View {
   readonly title = "Order";
   private readonly outputs = new Chart(260);
   private readonly changes = new Chart(260);
-  readonly charts = [this.outputs, this.changes];
   private readonly frame = new Frame(
     "All at once, each layer answers to what its neighbours were one step ago. So odd and even layers form two sequences that never meet. Where feedback is strong they can settle in two different states, and the network alternates between them for ever. In turn, there is one sequence.",
     row(this.outputs, this.changes),
@@ -36,7 +35,7 @@ export class OrderView implements View {
       title: `Output neuron ${neuron}`,
       xLabel: "step",
       yLabel: "activity",
-      yRange: [-0.05, 1.05],
+      yRange: [scene.net.sigma.low - 0.05, 1.05],
       lines: [
         {
           label: "all at once",

@@ -17,7 +17,6 @@ export class SettleView implements View {
   readonly title = "Settle";
   private readonly outputs = new Chart(250);
   private readonly distances = new Chart(250);
-  readonly charts = [this.outputs, this.distances];
   private readonly strip: LayerStrip;
   private readonly slider = element("input", { type: "range", id: "time", min: 0 });
   private readonly play = element("button", { type: "button", class: "play" }, "▶ play");
@@ -80,7 +79,7 @@ export class SettleView implements View {
     const inFree = t <= T;
     const change = (s: State) => s.map((layer, i) => layer.map((v, n) => v - settled[i][n]));
     const caption = inFree
-      ? "Brightness is activity, from 0 to 1."
+      ? "The stronger the colour, the more active the neuron."
       : "Colour is the change since the end of the free phase: blue up, orange down. Each layer has its own scale, the same at all steps.";
     if (inFree) this.strip.show(scene, states[t], caption);
     else {

@@ -64,10 +64,12 @@ export class LayerStrip {
       this.grids.replaceChildren(...this.layers.map((layer) => layer.root));
     }
     const picks = scene.probes;
+    const signed = scene.net.sigma.low < 0 ? values.map(() => 1) : null;
+    const scales = largest ?? signed;
     this.layers.forEach((layer, i) => {
       layer.show({
         values: i === 0 ? scene.x : values[i - 1],
-        largest: i > 0 && largest ? largest[i - 1] : null,
+        largest: i > 0 && scales ? scales[i - 1] : null,
         picks: picks.map((probe) => probe[i]),
         active: this.active,
       });

@@ -38,7 +38,6 @@ export class TrainView implements View {
   readonly title = "Train";
   private readonly errors = new Chart(260);
   private readonly angles = new Chart(260);
-  readonly charts = [this.errors, this.angles];
   private readonly button = element("button", { type: "button", class: "primary" }, "Train");
   private readonly quick = element("button", { type: "button" }, "Settings that learn fast");
   private readonly note = element("p", { class: "hint" });

@@ -9,7 +9,6 @@ export interface View {
   root: HTMLElement;
   /** Show a scene; return the Python lines that give its numbers. */
   show(scene: Scene): string;
-  charts: Chart[];
 }
 
 /** The frame of a view, from top to bottom. */

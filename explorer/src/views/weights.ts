@@ -17,7 +17,7 @@ const COLORS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
 export class WeightsView implements View {
   readonly title = "Weights";
   private readonly moved = new Chart(240);
-  charts: Chart[] = [this.moved];
+  private charts: Chart[] = [];
   private readonly strip: LayerStrip;
   private readonly grid = element("div", { class: "charts" });
   private readonly frame: Frame;
