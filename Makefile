@@ -1,7 +1,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel docs figures clean
+.PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel docs figures explorer clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,9 @@ docs: setup  ## Build the documentation into site/; open site/index.html.
 figures: setup  ## Draw the figures of the documentation.
 	$(BIN)/python examples/figures.py
 
+explorer:  ## Build the page of the explorer from explorer/src; needs Node.
+	cd explorer && npm ci --no-fund --no-audit && npm run -s build
+
 clean:  ## Delete what was installed, built and cached.
 	find src tests benchmarks examples -name __pycache__ -exec rm -rf {} +
-	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf explorer/node_modules .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -23,6 +23,7 @@ PACKAGE = ROOT / "src" / "eqprop"
 NEEDED = (
     "eqprop/py.typed",
     "eqprop/engines/native/kernel.c",
+    "eqprop/explorer/page.html",
     "eqprop/engines/persistent/one_hidden.cu",
     "eqprop/engines/persistent/two_hidden.cu",
     "eqprop/engines/persistent/common.cuh",

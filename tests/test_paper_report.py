@@ -4,7 +4,6 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +15,7 @@ from eqprop.report.item import Item, Order, Row
 from eqprop.report.results import Completeness, Results
 from eqprop.report.source import Kind, Source
 from eqprop.runs.recipe import UserError
+from tests.in_browser import Opened, opened
 
 pytestmark = pytest.mark.slow
 
@@ -472,33 +472,6 @@ def test_an_item_passes_if_every_row_with_a_source_does(results):
 
 
 # In a browser.
-
-
-@dataclass
-class Opened:
-    page: Any
-    requests: list[str]
-    errors: list[str]
-
-
-def opened(browser: Any, file: Path, width: int) -> Opened:
-    """A page whose requests go nowhere but to its own file."""
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    it = Opened(page, [], [])
-    address = file.resolve().as_uri()
-
-    def route(route: Any) -> None:
-        if route.request.url == address:
-            return route.continue_()
-        it.requests.append(route.request.url)
-        return route.abort()
-
-    page.route("**/*", route)
-    page.on("console", lambda message: it.errors.append(message.text))
-    page.on("pageerror", lambda error: it.errors.append(str(error)))
-    page.goto(address)
-    page.wait_for_load_state("networkidle")
-    return it
 
 
 def check(it: Opened, items: tuple[Item, ...]) -> None:

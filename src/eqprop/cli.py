@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from eqprop import __version__, quiet_start, runs
+from eqprop import __version__, explorer, quiet_start, runs
 from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
@@ -175,6 +176,19 @@ def _parser() -> argparse.ArgumentParser:
     _device_argument(search_command)
     tuning.add(commands)
     sweeps.add(commands)
+
+    explore = add(
+        "explore",
+        _explore,
+        "Write the explorer, one HTML page that works offline, and open it in a browser.",
+    )
+    explore.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run folder, whose networks come first on the page"
+    )
+    explore.add_argument(
+        "--out", metavar="FILE", default="explorer.html", help="default: explorer.html"
+    )
+    explore.add_argument("--no-open", action="store_true", help="write the page only")
     paper.add(commands, CATALOGUE)
     return parser
 
@@ -496,6 +510,15 @@ def _check(options: argparse.Namespace) -> int:
         x, y = data.train.batch(order[: recipe.batch], torch.float64)
         print(check(recipe, member, x, y))
         print()
+    return OK
+
+
+def _explore(options: argparse.Namespace) -> int:
+    out = Path(options.out)
+    added = explorer.write(out, options.run)
+    print(f"{out}: {added} network(s) of {options.run}" if options.run else out)
+    if not options.no_open and not webbrowser.open(out.resolve().as_uri()):
+        print("no browser was found: open the file in one")
     return OK
 
 
