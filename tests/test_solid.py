@@ -296,7 +296,7 @@ def test_more_steps_than_can_be_counted_are_refused(steps):
         lambda: eqprop.relax(a_network(), a_minibatch()[0], steps),
         lambda: an_engine(a_network(), "reference").relax(a_minibatch()[0], steps),
     ):
-        with pytest.raises(ValueError, match=f"must be 2147483647 at most, not {steps}"):
+        with pytest.raises(ValueError, match=f"must be at most 2147483647, not {steps}"):
             call()
 
 
