@@ -187,7 +187,7 @@ def test_faulty_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for files, reason in (
         ({}, f"missing {', '.join(FILES)}"),
         ({FILES[0]: b""}, f"missing {', '.join(FILES[1:])}"),
-        ({**tiny_files(), FILES[5]: b"ab"}, f"{FILES[5]}: 2 bytes, where {N} images"),
+        ({**tiny_files(), FILES[5]: b"ab"}, f"{FILES[5]}: 2 bytes, but must be {N} images"),
     ):
         shutil.rmtree(folder, ignore_errors=True)
         with pytest.raises(DataError) as caught:
