@@ -6,10 +6,10 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup:  ## Create .venv and install everything, unless that is done.
+setup:  ## Create .venv and install everything, if that is not done yet.
 	@sh scripts/setup.sh
 
-browser:  ## Install chromium for the tests of the report, if it is missing and apt-get can.
+browser:  ## Install chromium for the tests of the report, if it is missing and apt-get can install it.
 	@if command -v chromium >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing chromium for the tests of the report"; \
@@ -53,9 +53,9 @@ faults: setup  ## Kill runs, damage files and give bad inputs, seeded (results/f
 wheel: setup  ## Build the wheel and the source distribution into dist/.
 	$(BIN)/python -m build --no-isolation
 
-picture: setup  ## Draw the figure of the README.
+picture: setup  ## Draw the figure in the README.
 	$(BIN)/python examples/picture.py
 
-clean:  ## Delete what was installed, built and cached.
+clean:  ## Delete .venv, build outputs and caches.
 	find src tests benchmarks examples -name __pycache__ -exec rm -rf {} +
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
