@@ -60,7 +60,7 @@ def main() -> int:
             {"value": v, "milliseconds": ms, "megabytes": mb}
             for v, (ms, mb) in zip(values, measured, strict=True)
         ]
-        for row, (label, scale) in enumerate((("ms a minibatch", 0), ("MB", 1))):
+        for row, (label, scale) in enumerate((("ms per minibatch", 0), ("MB", 1))):
             panel = axes[row, column]
             panel.plot(values, [m[scale] for m in measured], "o-")
             panel.set(xlabel=axis, ylabel=label, ylim=(0, None))

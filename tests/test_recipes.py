@@ -693,14 +693,14 @@ def test_a_flat_file_is_the_same_recipe(tmp_path: Path) -> None:
 def test_every_run_of_before_is_read() -> None:
     files = sorted((Path(__file__).parents[1] / "results").rglob("recipe.toml"))
     read = [(file, tomllib.loads(file.read_text("utf-8"))) for file in files]
-    before = [(file, given) for file, given in read if "layers" in given]  # flat, without tables
+    before = [(file, flat) for file, flat in read if "layers" in flat]  # flat, without tables
     assert len(before) > 30
-    for file, given in before:
+    for file, flat in before:
         recipe = load(str(file))
-        assert recipe.network.layers == tuple(given["layers"])
-        assert recipe.rule.name == given["rule"]
-        assert recipe.update.learning_rates == tuple(given["learning_rates"])
-        drawn = given["random_sign"] if "beta" in given else False
+        assert recipe.network.layers == tuple(flat["layers"])
+        assert recipe.rule.name == flat["rule"]
+        assert recipe.update.learning_rates == tuple(flat["learning_rates"])
+        drawn = flat["random_sign"] if "beta" in flat else False
         assert (recipe.nudging is not None and recipe.nudging.kind == "random-sign") is drawn
 
 

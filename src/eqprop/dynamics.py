@@ -68,7 +68,7 @@ class Relaxation:
         steps: number of steps taken, the maximum over members.
         sample_residual: the residual per sample, [*ensemble, batch].
         member_steps: the steps per member, [*ensemble].
-        tolerance: the residual below which the phase ends early. None: it never does.
+        tolerance: the phase ends early once the residual is at most this. None: it never does.
         history: the last `keep` states before the final one, oldest first (see `relax`).
     """
 

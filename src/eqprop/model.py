@@ -48,7 +48,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def hold(self, x: Tensor) -> Held:
-        """Return the part of F that depends on x and θ alone, to compute it once per phase."""
+        """Return the part of F that depends on x and θ alone. Reuse it while both are constant."""
 
     @abstractmethod
     def phi_gradient(self, x: Tensor, s: State) -> Gradients:

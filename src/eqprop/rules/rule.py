@@ -92,7 +92,7 @@ class Rule(ABC):
 
     @property
     def tolerance(self) -> float | None:
-        """The residual below which the free phase ends early. None: it never does."""
+        """The free phase ends early once the residual is at most this. None: it never does."""
         return None
 
     @property
@@ -141,7 +141,7 @@ class Rule(ABC):
         *,
         sign: Tensor | None = None,
     ) -> Stream[Step]:
-        """Yield the time-resolved gradients of neurons and synapses, one `Step` per time t < K.
+        """Return a `Stream` of the gradients of neurons and synapses, one `Step` per time t < K.
 
         The arguments are those of `gradients`.
         """
@@ -157,9 +157,10 @@ class Rule(ABC):
         *,
         sign: Tensor | None = None,
     ) -> Stream[Gradients]:
-        """Yield the gradients for an optimiser: K items from a continual rule, one from any other.
+        """Return a `Stream` of gradients for an optimiser.
 
-        Each item is {parameter name: gradient}, uphill on the loss, mean over the batch.
+        A continual rule gives K items, any other rule one. Each item is {parameter name: gradient},
+        uphill on the loss, mean over the batch. `free` of the stream is the free phase.
 
         Args:
             model: the network, or another `Model`.
