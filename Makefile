@@ -1,7 +1,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel picture clean
+.PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel docs figures clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -53,9 +53,12 @@ faults: setup  ## Kill runs, damage files and give bad inputs, seeded (results/f
 wheel: setup  ## Build the wheel and the source distribution into dist/.
 	$(BIN)/python -m build --no-isolation
 
-picture: setup  ## Draw the figure in the README.
-	$(BIN)/python examples/picture.py
+docs: setup  ## Build the documentation into site/; open site/index.html.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+figures: setup  ## Draw the figures of the documentation.
+	$(BIN)/python examples/figures.py
 
 clean:  ## Delete .venv, build outputs and caches.
 	find src tests benchmarks examples -name __pycache__ -exec rm -rf {} +
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
-"""One thread and the same hypothesis examples every time; the real MNIST; the command line."""
+"""One thread, the same hypothesis examples every time, real MNIST, a browser, the command line."""
 
 import io
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,19 @@ for number, usual in (
 def mnist() -> Dataset:
     """From wherever this machine has or reaches it; the user's own cache keeps it."""
     return load("mnist")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium here: apt-get install chromium, or make browser as root")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

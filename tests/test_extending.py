@@ -8,7 +8,7 @@ import torch
 
 import eqprop
 from eqprop import engines
-from tests.test_readme import python_blocks
+from tests.documents import python_blocks
 
 TEXT = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
 SECTIONS = {

@@ -543,10 +543,10 @@ def test_pictures_follow_no_link(out: Path, tmp_path: Path) -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The axes of the pictures that are drawn from here on."""
     figures_drawn: list[Any] = []
-    save = figures._save
+    save = figures.save
     monkeypatch.setattr(
         figures,
-        "_save",
+        "save",
         lambda plt, figure, *rest: figures_drawn.append(figure) or save(plt, figure, *rest),
     )
     return figures_drawn

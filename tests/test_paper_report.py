@@ -2,8 +2,6 @@
 
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -371,6 +369,7 @@ def test_marks_in_readme_and_docs_are_filled(results):
     Path("README.md").write_text(
         "before\n<!-- paper: toy -->\nold\n<!-- end -->\nbetween\n"
         "<!-- paper: toy rows -->\n<!-- end -->\n<!-- paper: summary -->\n<!-- end -->\n"
+        "<!-- paper: toy numbers -->\n<!-- end -->\n"
         "<!-- paper: sources -->\n<!-- end -->\nafter\n"
     )
     untouched = Path("README.md").read_text("utf-8")
@@ -378,12 +377,21 @@ def test_marks_in_readme_and_docs_are_filled(results):
     assert Path("README.md").read_text("utf-8") == untouched  # only on request
     writer.write(PAPER, results, Path("page.html"), update_docs=True)
     readme = Path("README.md").read_text("utf-8")
-    full, rows, summary, sources = re.findall(r" -->\n\n(.*?)\n<!-- end -->", readme, re.DOTALL)
+    full, rows, summary, brief, sources = re.findall(
+        r" -->\n\n(.*?)\n<!-- end -->", readme, re.DOTALL
+    )
     assert readme.startswith("before\n<!-- paper: toy -->\n\n|  | paper |")
     assert readme.endswith("<!-- end -->\nafter\n")
     assert "old" not in readme
     assert "\nbetween\n" in readme
     assert full.startswith(rows)
+    assert brief.splitlines() == [
+        "|  | paper | eqprop | pass |",
+        "| --- | ---: | ---: | --- |",
+        "| the \\<first> | 2.00 ± 0.13 | 1.95 ± 0.11 | ✓ |",
+        "| the second | 2.28 ± 0.16 | 5.13 ± 0.35 | ✗ |",
+        "| the third | 2.46 | – | – |",
+    ]
     assert "12.34 ± 0.56" in full
     assert "12.34" not in rows
     assert ".svg" not in full
@@ -464,19 +472,6 @@ def test_an_item_passes_if_every_row_with_a_source_does(results):
 
 
 # In a browser.
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("no chromium here: apt-get install chromium, or make browser as root")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @dataclass

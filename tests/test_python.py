@@ -356,7 +356,7 @@ def test_a_network_alone_needs_data_and_steps(run: eqprop.Run, mnist: Dataset) -
         eqprop.evaluate(run.net, mnist)
     with pytest.raises(UserError, match="a network needs data and free_steps"):
         eqprop.evaluate(run.net, free_steps=3)
-    with pytest.raises(UserError, match="split must be test or train, not 'all'"):
+    with pytest.raises(UserError, match="split must be one of test, train, validation, not 'all'"):
         eqprop.evaluate(run, split="all")
     with pytest.raises(UserError, match="free_steps must be 1 or more, not 0"):
         eqprop.evaluate(run, free_steps=0)

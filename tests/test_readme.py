@@ -1,37 +1,51 @@
-"""Oracle: the README itself. Its examples run as they are written."""
+"""Oracle: the README and the pages that took over from it. What they claim is so."""
 
 import re
-from pathlib import Path
+import subprocess
 
 import pytest
 import torch
 
 import eqprop
+from tests.documents import DOCUMENTS, ROOT, python_blocks
+
+README = DOCUMENTS["README.md"].read_text("utf-8")
+NETWORKS = DOCUMENTS["docs/networks.md"].read_text("utf-8")
 
 
-def python_blocks(text: str) -> list[str]:
-    """The examples of a Markdown text."""
-    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+def test_the_readme_is_short():
+    (example,) = python_blocks(README)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    assert len(README.split()) < 500
+    links = README.partition("## Read on")[2]
+    assert links.count("](") == 3
 
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-EXAMPLES = python_blocks(README)
-
-
-def test_the_examples_run_in_order(capsys):
+def test_the_example_says_whether_the_rule_follows_bptt(capsys):
     torch.manual_seed(0)
     names: dict = {}
-    exec(EXAMPLES[0], names)
+    exec(python_blocks(README)[0], names)
     printed = capsys.readouterr().out
-    assert "FAILED at relative error" in printed  # as the text says
+    assert "FAILED at relative error" in printed  # as docs/start.md explains
+    assert "at β = 0.2 in discrete time" in DOCUMENTS["docs/start.md"].read_text("utf-8")
     assert names["output"].shape == (20, 10)
-    exec(EXAMPLES[2], names)
-    assert names["net"].layer_names == ("left", "right", "out")
+
+
+def test_make_train_trains(cli, tmp_path, monkeypatch):
+    """Its command, on fewer samples."""
+    monkeypatch.chdir(tmp_path)
+    shown = subprocess.run(
+        ["make", "-n", "-C", ROOT, "train"], capture_output=True, text=True, check=True
+    ).stdout
+    (words,) = re.findall(r"^\S+/eqprop (.*)$", shown, flags=re.MULTILINE)
+    outcome = cli(*words.split(), "--epochs", 1, train_samples=200, test_samples=200)
+    assert outcome.code == 0
+    assert "over 2 network(s)" in outcome.out
 
 
 def loop_error(mnist, **lines):
-    """Test error in % after the optimiser loop, with 64 hidden neurons and some lines replaced."""
-    code = EXAMPLES[1].replace("784, 512, 10", "784, 64, 10")
+    """Test error in % after the optimiser loop, with some of its lines replaced."""
+    (code,) = (block for block in python_blocks(NETWORKS) if "optimiser.step()" in block)
     for name, value in lines.items():
         code, found = re.subn(rf"^{name} = .*$", f"{name} = {value}", code, flags=re.MULTILINE)
         assert found == 1, name
@@ -54,29 +68,6 @@ def test_the_optimiser_loop_learns_mnist(mnist):
 @pytest.mark.slow
 def test_a_continual_rule_learns_with_plain_descent_and_not_with_adam(mnist):
     """As the text says. They end near 40 % and 90 %."""
-    (sgd,) = re.findall(r"`(torch\.optim\.SGD\([^`]*)`", README)
+    (sgd,) = re.findall(r"`(torch\.optim\.SGD\([^`]*)`", NETWORKS)
     assert loop_error(mnist, rule=CONTINUAL, optimiser=sgd) < 60
     assert loop_error(mnist, rule=CONTINUAL) > 80
-
-
-def test_the_theorem_holds_where_the_text_says_it_does():
-    assert '`time=eqprop.RealTime(dt=0.08)` and\n`activation="tanh"`' in README
-    assert "`beta=0.01` and `free_steps=400`" in README
-    settings = {"time": eqprop.RealTime(dt=0.08), "activation": "tanh", "dtype": torch.float64}
-    net = eqprop.layered(784, 512, 10, init="fan_in", **settings)
-    rule = eqprop.ContinualEP(beta=0.01, free_steps=400, nudged_steps=15)
-    torch.manual_seed(0)
-    x, y = torch.rand(20, 784).double(), torch.eye(10).double().repeat(2, 1)
-    report = eqprop.gddcheck(net, rule, x, y)
-    assert report.passed
-    assert "weights held still" in str(report)
-
-
-def test_the_first_example_is_ten_lines():
-    lines = [line for line in EXAMPLES[0].splitlines() if line.strip()]
-    assert len(lines) <= 10
-
-
-def test_every_document_that_the_readme_links_exists():
-    for target in re.findall(r"\]\(((?!http)[^)]+)\)", README):
-        assert (Path(__file__).parent.parent / target).exists(), target

@@ -669,7 +669,7 @@ def test_toml_of_a_recipe_has_its_tables_and_every_field_that_is_set() -> None:
     assert written["update"]["learning_rates"] == [0.0076, 0.0038]
     assert written["rule"]["update_slope"] == "own"
     unset = {"network.input", "rule.tolerance", "rule.rescale", "nudging.points"}
-    unset |= {"update.schedule", "data.train_samples", "data.test_samples"}
+    unset |= {"update.schedule", "data.train_samples", "data.test_samples", "data.validation"}
     there = {f"{t}.{f}" for t in recipes.TABLES for f in written[t]} | {*written} - {
         *recipes.TABLES
     }

@@ -1,13 +1,13 @@
-"""The command line: `eqprop recipes | train | evaluate | show | compare | check | paper`."""
+"""The command line: `eqprop recipes | train | evaluate | show | compare | search | paper | …`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from eqprop import data as datasets
 from eqprop.data import Dataset
 from eqprop.dynamics import NonFinite
 from eqprop.engines import KINDS, MAX_THREADS
+from eqprop.exits import INTERRUPTED, MEMBER_NON_FINITE, OK, USER_ERROR
 from eqprop.measured import Measured
 from eqprop.memory import NotEnoughMemory
 from eqprop.papers.continual_ep.catalogue import CATALOGUE
@@ -27,13 +28,17 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.check import check
 from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
-from eqprop.runs.progress import say
-from eqprop.runs.run import check_device
-from eqprop.runs.summary import ERRORS, error_text, percent
+from eqprop.runs.progress import printable, say
+from eqprop.runs.run import SPLITS, check_device
+from eqprop.runs.summary import error_text, errors, percent
 from eqprop.runs.training import fitting
+from eqprop.search import commands as search
+from eqprop.search.folder import SearchFolder
 from eqprop.seeds import generator
-
-OK, USER_ERROR, MEMBER_NON_FINITE, INTERRUPTED = 0, 2, 3, 130
+from eqprop.sweeps import commands as sweeps
+from eqprop.sweeps import listing
+from eqprop.sweeps import table as tables
+from eqprop.tuning import commands as tuning
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,13 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = f"{error.filename or 'file'}: {error.strerror or error}"
     except KeyboardInterrupt:
         return INTERRUPTED
-    print(f"eqprop: error: {_printable(message)}", file=sys.stderr)
+    print(f"eqprop: error: {printable(message)}", file=sys.stderr)
     return USER_ERROR
-
-
-def _printable(text: str) -> str:
-    """Text on one line and without the escape sequences that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,9 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "Test the networks of a run as last saved, on the data that it was trained with.",
     )
     evaluate.add_argument("run", metavar="RUN", help="a run folder")
-    evaluate.add_argument(
-        "--split", choices=("test", "train"), default="test", help="default: test"
-    )
+    evaluate.add_argument("--split", choices=SPLITS, default="test", help="default: test")
     evaluate.add_argument(
         "--free-steps", type=int, metavar="T", help="relax longer or shorter than in training"
     )
@@ -141,14 +139,21 @@ def _parser() -> argparse.ArgumentParser:
         "show",
         _show,
         "Print and draw a run: errors (mean ± standard deviation over the networks of a setting), "
-        "confusion matrix, residuals, saturation, norms and weight angles over time.",
+        "confusion matrix, residuals, saturation, norms and weight angles over time; or a search: "
+        "its best trials, history, importances and contours.",
     )
-    show.add_argument("run", metavar="RUN", help="a run folder; the pictures are put there")
+    show.add_argument(
+        "run",
+        metavar="RUN",
+        help="a run, sweep or search folder, or a table; the pictures are put there",
+    )
     _data_argument(show)
     _device_argument(show)
 
     compare = add("compare", _compare, "Lay runs side by side: a table and a picture.")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    compare.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders, sweep folders or tables (.parquet)"
+    )
     compare.add_argument(
         "--out",
         metavar="FILE",
@@ -164,6 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
+    search_command = search.add(add)
+    _recipe_arguments(search_command)
+    _data_argument(search_command)
+    _device_argument(search_command)
+    tuning.add(commands)
+    sweeps.add(commands)
     paper.add(commands, CATALOGUE)
     return parser
 
@@ -207,7 +218,7 @@ def _load_data(recipe: Recipe, folder: str | None) -> Dataset:
 def _recipes(options: argparse.Namespace) -> int:
     width = max(len(name) for name in recipes.names())
     for name in recipes.names():
-        print(f"{name:{width}}  {_printable(recipes.load(name).description)}")
+        print(f"{name:{width}}  {printable(recipes.load(name).description)}")
     return OK
 
 
@@ -236,10 +247,11 @@ def _train(options: argparse.Namespace) -> int:
         return INTERRUPTED
     picture = _drawn(lambda: figures.curves(folder))
     summary = done.summary
+    split = recipe.data.measured
+    found = {setting["label"]: setting[f"{split}_error"] for setting in summary["settings"]}
     lines = {
-        setting["label"]: f"test error {error_text(setting['test_error'])} "
-        f"over {setting['test_error']['members']} network(s)"
-        for setting in summary["settings"]
+        label: f"{split} error {error_text(error)} over {error['members']} network(s)"
+        for label, error in found.items()
     }
     _print_settings(lines, f"{summary['epochs']} epochs, {summary['wall_seconds']:.0f} s")
     print(picture)
@@ -258,7 +270,7 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
     given = Path(options.recipe)
     if options.resume and given.name == "recipe.toml":
         return given.parent
-    base = Path("runs") / re.sub(r"[^\w.-]", "-", recipe.name)
+    base = Path("runs") / recipe.folder_name
     numbered = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 1000))]
     taken = [path for path in numbered if path.exists()]
     if options.resume:
@@ -341,32 +353,40 @@ def _weights(of: Run) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
+    if SearchFolder(options.run).begun:
+        return search.show(options.run)
     check_device(options.device)
+    if (table := tables.find(Path(options.run))) is not None:
+        return listing.show(table, Path(options.run))
     folder = RunFolder.existing(options.run)
     recipe, metrics, summary = folder.recipe(), folder.metrics(), folder.summary()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet")
-    print(_printable(f"{recipe.name}: {recipe.description}"))
+    print(printable(f"{recipe.name}: {recipe.description}"))
     if not folder.verified:
         print("unverified: the folder has no hashes of its metrics")
     if not summary["complete"]:
         print(f"not finished: {len(metrics)} of {recipe.epochs} epochs")
-    print(f"{'epoch':>6} {'train error':>18} {'test error':>18}  unsettled")
+    split = recipe.data.measured
+    print(f"{'epoch':>6} {'train error':>18} {f'{split} error':>18}  unsettled")
     for setting in summary["settings"]:
         if setting["label"]:
             print(setting["label"])
-        _show_epochs(metrics, setting["members"])
+        _show_epochs(metrics, split, setting["members"])
     lines = {
-        setting["label"]: _last_epochs(setting, summary["epochs"])
+        setting["label"]: _last_epochs(recipe, setting, summary["epochs"])
         for setting in summary["settings"]
     }
     _print_settings(lines, _time_and_place(summary))
     for entry in summary["frozen"]:
         print(f"member {entry['member']} was frozen in epoch {entry['epoch']}: {entry['place']}")
+    for record in metrics:
+        for member in record.get("pruned", ()):
+            print(f"member {member} was pruned after epoch {record['epoch']}")
     tested: Evaluation | NothingToTest
     try:
         of = runs.load(folder.path)
-        tested = _evaluated(options, of)
+        tested = _evaluated(options, of, split=split)
     except NothingToTest as error:
         tested = error
     try:
@@ -390,7 +410,7 @@ def _time_and_place(summary: dict[str, Any]) -> str:
     return f"{summary['wall_seconds']:.0f} s on {machine.get('gpu') or machine['processor']}"
 
 
-def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
+def _show_epochs(metrics: list[dict[str, Any]], split: str, chosen: list[int]) -> None:
     """Errors and weight angles of some members over time."""
 
     def at(record: dict[str, Any], key: str, name: str | None = None) -> torch.Tensor:
@@ -398,20 +418,19 @@ def _show_epochs(metrics: list[dict[str, Any]], chosen: list[int]) -> None:
 
     shown = [m for m in metrics if m["epoch"] in _milestones(len(metrics))]
     for record in shown:
-        errors = (at(record, key) for key in ("train_error", "test_error"))
-        train, test = (percent(Measured.of(e.tolist())) for e in errors)
+        both = (at(record, key) for key in ("train_error", f"{split}_error"))
+        train, measured = (percent(Measured.of(e.tolist())) for e in both)
         unsettled = 100 * at(record, "unsettled").nanmean()
-        print(f"{record['epoch']:>6} {train:>18} {test:>18}  {unsettled:.1f} %")
+        print(f"{record['epoch']:>6} {train:>18} {measured:>18}  {unsettled:.1f} %")
     for name in metrics[0].get("weight_angle") or {}:
         first, last = (at(m, "weight_angle", name).nanmean() for m in (metrics[0], metrics[-1]))
         print(f"weight angle of {name}: {first:.1f}° → {last:.1f}°")
 
 
-def _last_epochs(setting: dict[str, Any], epochs: int) -> str:
-    last = f"last epoch {error_text(setting['test_error'])}"
-    if epochs < 10:
-        return last
-    return f"{last}, mean of the last ten {error_text(setting['last_ten_test_error'])}"
+def _last_epochs(recipe: Recipe, setting: dict[str, Any], epochs: int) -> str:
+    _, measured, ten = errors(recipe)
+    last = f"last epoch {error_text(setting[measured])}"
+    return last if epochs < 10 else f"{last}, mean of the last ten {error_text(setting[ten])}"
 
 
 def _milestones(epochs: int) -> set[int]:
@@ -420,14 +439,27 @@ def _milestones(epochs: int) -> set[int]:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    folders = [RunFolder.existing(run) for run in options.runs]
-    rows = [row for folder in folders for row in _compared(folder)]
+    folders: list[RunFolder] = []
+    listed: list[Callable[[bool], Iterator[tuple[str, str]]]] = []
+    kinds: set[str] = set()
+    for path in map(Path, options.runs):
+        if (table := tables.find(path)) is not None:
+            folders += table.folders
+            kinds |= table.measured
+            listed.append(partial(listing.compared, table, path))
+        else:
+            folders.append(RunFolder.existing(path))
+            kinds.add(folders[-1].recipe().data.measured)
+            listed.append(partial(_compared, folders[-1]))
+    rows = [row for lines in listed for row in lines(len(kinds) > 1)]
     width = max(len(name) for name, _ in rows)
-    print(
-        f"{'run':{width}}  epochs  {'train error':>16}  {'test error':>16}  {'last ten':>16}  time"
-    )
+    measured = "error" if len(kinds) > 1 else f"{kinds.pop()} error"
+    print(f"{'run':{width}}  epochs  {'train error':>16}  {measured:>16}  {'last ten':>16}  time")
     for name, cells in rows:
         print(f"{name:{width}}  {cells}")
+    if not folders:
+        print("no picture: the run folders of the table are not there")
+        return OK
     try:
         print(figures.comparison(folders, Path(options.out)))
     except figures.NoMatplotlib as error:
@@ -435,16 +467,17 @@ def _compare(options: argparse.Namespace) -> int:
     return OK
 
 
-def _compared(folder: RunFolder) -> Iterator[tuple[str, str]]:
-    """The name of each setting of a run, and its cells in the table."""
-    summary, path = folder.summary(), _printable(str(folder.path))
-    epochs = summary["epochs"]
+def _compared(folder: RunFolder, name_split: bool) -> Iterator[tuple[str, str]]:
+    """The name of each setting of a run, with its split if asked for, and its cells."""
+    summary, path = folder.summary(), printable(str(folder.path))
+    epochs, recipe = summary["epochs"], folder.recipe()
+    path += f" ({recipe.data.measured})" * name_split
     if not summary["complete"]:
         yield path, f"{epochs:>6}  not finished"
         return
     time = f"{summary['wall_seconds']:.0f} s" if "wall_seconds" in summary else "unknown"
     for setting in summary["settings"]:
-        cells = [error_text(setting[key]) for key in ERRORS]
+        cells = [error_text(setting[key]) for key in errors(recipe)]
         if epochs < 10:
             cells[2] = "-"
         yield (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,8 @@ def require(size: int, purpose: str, device: torch.device | str = "cpu") -> None
     there = available(device)
     if there is not None and size > there:
         raise NotEnoughMemory(
-            f"{purpose} would need {_text(size)} of memory, but {torch.device(device).type} has "
-            f"{_text(there)}: make the network, the ensemble or the batch smaller"
+            f"{purpose} would need {text(size)} of memory, but {torch.device(device).type} has "
+            f"{text(there)}: make the network, the ensemble or the batch smaller"
         )
 
 
@@ -51,6 +52,14 @@ def available(device: torch.device | str = "cpu") -> int | None:
     return min(limits, default=None)
 
 
+def held() -> int:
+    """The most bytes that this process has held so far."""
+    import resource  # not on Windows
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
 def _system() -> int | None:
     try:
         rows = (line.split() for line in MEMINFO.read_text().splitlines())
@@ -71,7 +80,8 @@ def _container() -> int | None:
         return None
 
 
-def _text(size: int) -> str:
+def text(size: int) -> str:
+    """A number of bytes in words: 1.61 MB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

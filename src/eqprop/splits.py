@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -163,6 +163,12 @@ class Split:
             raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
         return self if n == len(self) else self._with(self.images[:n], self.labels[:n])
 
+    def tail(self, n: int) -> Self:
+        """The last n samples."""
+        if not 1 <= n <= len(self):
+            raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
+        return self._with(self.images[len(self) - n :], self.labels[len(self) - n :])
+
     def shaped(self, shape: tuple[int, ...]) -> Self:
         """The same samples as images [n, *shape], a view where the memory allows it."""
         if shape == self.image_shape:
@@ -201,12 +207,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A split to train on and one to test on, with images of one shape."""
+    """A split to train on and one to test on, with images of one shape.
+
+    `validation`, if there is one, was held out of the samples to train on.
+    """
 
     name: str
     train: Split
     test: Split
     folder: str | None = None  # where its files lie, if that was said and not found out
+    validation: Split | None = None
 
     def __post_init__(self) -> None:
         train, test = self.train.image_shape, self.test.image_shape
@@ -217,20 +227,34 @@ class Dataset:
     def image_shape(self) -> tuple[int, ...]:
         return self.train.image_shape
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that there are, by their names."""
+        known = {"train": self.train, "test": self.test, "validation": self.validation}
+        return {name: split for name, split in known.items() if split is not None}
+
+    def _each(self, change: Callable[[Split], Split]) -> Self:
+        changed: dict[str, Any] = {name: change(split) for name, split in self.splits.items()}
+        return replace(self, **changed)
+
+    def held_out(self, n: int) -> Self:
+        """The last n samples to train on become those to validate with."""
+        train = self.train
+        return replace(self, train=train.head(len(train) - n), validation=train.tail(n))
+
     def shaped(self, shape: tuple[int, ...]) -> Self:
-        return replace(self, train=self.train.shaped(shape), test=self.test.shaped(shape))
+        return self._each(lambda split: split.shaped(shape))
 
     def normalised(self, by: Normalisation) -> Self:
-        """Both splits with the same normalisation, for example `Normalisation.of(self.train)`."""
-        train, test = (replace(split, normalisation=by) for split in (self.train, self.test))
-        return replace(self, train=train, test=test)
+        """All splits with the same normalisation, for example `Normalisation.of(self.train)`."""
+        return self._each(lambda split: replace(split, normalisation=by))
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        return self._each(lambda split: split.to(device))
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        return {"train": self.train.fingerprint, "test": self.test.fingerprint}
+        return {name: split.fingerprint for name, split in self.splits.items()}
 
 
 Array = Tensor | np.ndarray[Any, Any]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from eqprop.exits import INTERRUPTED, OK
 from eqprop.report import writer
 from eqprop.report.catalogue import Catalogue
 from eqprop.report.item import MARKS, Item, Order, Task
@@ -17,7 +18,6 @@ from eqprop.report.results import Results
 from eqprop.runs import Interrupted, UserError
 from eqprop.runs.run import check_device
 
-OK, INTERRUPTED = 0, 130
 DAMAGED = "damaged"
 Command = Callable[[argparse.Namespace], int]
 

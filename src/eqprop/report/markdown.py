@@ -57,7 +57,8 @@ def section(item: Item, results: Results) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def rows_table(rows: Sequence[Row]) -> str:
+def rows_table(rows: Sequence[Row], *, numbers_only: bool = False) -> str:
+    """The paper beside ours; unless `numbers_only`, also how it is read, by which source, notes."""
     if not rows:
         return ""
     columns = {
@@ -65,12 +66,15 @@ def rows_table(rows: Sequence[Row]) -> str:
         "paper": [row.paper for row in rows],
         "eqprop": [row.ours or "–" for row in rows],
         "pass": [MARKS[row.passed] for row in rows],
+    }
+    more = {
         "reading": [row.reading for row in rows],
         "source": [row.source.kind if row.source else "" for row in rows],
         "note": [row.note for row in rows],
     }
-    shown = {name: cells for name, cells in columns.items() if not name or any(cells)}
-    return table(tuple(shown), list(zip(*shown.values(), strict=True)))
+    if not numbers_only:
+        columns |= {name: cells for name, cells in more.items() if any(cells)}
+    return table(tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
 def block(each: Block, figures: str) -> str:

@@ -6,9 +6,10 @@ Running it twice changes nothing. `--update-docs` fills the sections
     <!-- end -->
 
 of README.md and docs/*.md, next to the folder of the results, with the tables of an item.
-`<!-- paper: ITEM rows -->` has only the comparison with the paper, `<!-- paper: ITEM tables -->`
-only the other tables, `<!-- paper: ITEM figures -->` the figures, `<!-- paper: summary -->` the
-list of items and `<!-- paper: sources -->` the list of sources. A section never shrinks.
+`<!-- paper: ITEM rows -->` has only the comparison with the paper, `<!-- paper: ITEM numbers -->`
+only its numbers and verdicts, `<!-- paper: ITEM tables -->` only the other tables,
+`<!-- paper: ITEM figures -->` the figures, `<!-- paper: summary -->` the list of items and
+`<!-- paper: sources -->` the list of sources. A section never shrinks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from eqprop.runs.machine import describe
 from eqprop.runs.recipe import UserError
 
 MARKED = re.compile(
-    r"(<!-- paper: ([^\s]+)(?: (rows|tables|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- paper: ([^\s]+)(?: (rows|numbers|tables|figures))? -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 
 
@@ -72,12 +73,7 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
             known = ", ".join(item.name for item in items)
             raise UserError(f"{path}: paper: {name}: no such item. There are: {known}")
         else:
-            tables = Table, Matrix
-            kinds = {None: tables, "rows": (), "tables": tables, "figures": (Chart,)}[what]
-            parts = [markdown.rows_table(item.rows(results))] if what in (None, "rows") else []
-            parts += [
-                markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)
-            ]
+            parts = _parts(item, results, what, figures)
         after = "\n".join(part for part in parts if part)
         for there, now, of in zip(_held(before), _held(after), ("lines", "cells"), strict=True):
             if now < there:
@@ -88,6 +84,17 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
         return f"{start}\n{after}\n{end}"
 
     return MARKED.sub(between, old)
+
+
+def _parts(item: Item, results: Results, what: str | None, figures: str) -> list[str]:
+    """Return the "rows", "numbers", "tables" or "figures" of an item; None: rows and tables."""
+    parts = []
+    if what in (None, "rows", "numbers"):
+        parts.append(markdown.rows_table(item.rows(results), numbers_only=what == "numbers"))
+    if what in (None, "tables", "figures"):
+        kinds = (Chart,) if what == "figures" else (Table, Matrix)
+        parts += [markdown.block(b, figures) for b in item.blocks(results) if isinstance(b, kinds)]
+    return parts
 
 
 def _held(section: str) -> tuple[int, int]:

@@ -35,11 +35,11 @@ class Evaluation:
     saturated: dict[str, Tensor]  # layer -> share of its neurons [E]
     confusion: Tensor  # [E, classes, classes], counts by label and answer
 
-    def record(self) -> dict[str, Any]:
-        """All but the confusion matrix, as plain numbers."""
+    def record(self, split: str) -> dict[str, Any]:
+        """All but the confusion matrix, as plain numbers; error and loss by the split's name."""
         return {
-            "test_error": self.error.tolist(),
-            "test_loss": self.loss.tolist(),
+            f"{split}_error": self.error.tolist(),
+            f"{split}_loss": self.loss.tolist(),
             "residual": self.residual.tolist(),
             "unsettled": self.unsettled.tolist(),
             "free_steps": self.steps.tolist(),

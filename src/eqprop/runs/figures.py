@@ -20,7 +20,8 @@ class NoMatplotlib(UserError):
     """Nothing can be drawn here, but all else can be done."""
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """`matplotlib.pyplot` without a display; raises `NoMatplotlib`."""
     try:
         import matplotlib
     except ImportError:
@@ -64,8 +65,8 @@ def _error_axis(axis: Any, label: str) -> None:
 
 
 def curves(folder: RunFolder) -> Path:
-    """curves.png: train and test error over the epochs."""
-    plt = _pyplot()
+    """curves.png: the errors over the epochs, in training and on the split that is measured."""
+    plt = pyplot()
     metrics, recipe = folder.metrics(), folder.recipe()
     if not metrics:
         raise UserError(f"{folder.path}: no epoch is complete yet, so there is nothing to draw")
@@ -73,9 +74,10 @@ def curves(folder: RunFolder) -> Path:
     figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
     groups = recipe.settings()
     for colour, (label, chosen) in enumerate(groups.items()):
-        for key, ls in (("test_error", "-"), ("train_error", "--")):
-            text = f"{key[:-6]} error{f', {label}' if label else ''}"
-            _band(axis, epochs, series(metrics, key)[:, chosen], f"C{colour}", text, ls)
+        for split, ls in ((recipe.data.measured, "-"), ("train", "--")):
+            text = f"{split} error{f', {label}' if label else ''}"
+            values = series(metrics, f"{split}_error")[:, chosen]
+            _band(axis, epochs, values, f"C{colour}", text, ls)
     _error_axis(axis, "error (%)")
     n = len(recipe.members())
     title = f"{recipe.name}: mean ± standard deviation, {n} network{'s' * (n > 1)}"
@@ -86,12 +88,12 @@ def curves(folder: RunFolder) -> Path:
 
 def health(folder: RunFolder) -> Path:
     """health.png: residuals, unsettled samples, saturation, weight norms, weight angles."""
-    plt = _pyplot()
-    metrics = folder.metrics()
+    plt = pyplot()
+    metrics, measured = folder.metrics(), folder.recipe().data.measured
     epochs = [record["epoch"] for record in metrics]
     panels: list[tuple[str, list[tuple[str, Tensor]]]] = [
         ("largest residual of the free phase", [("", series(metrics, "residual"))]),
-        ("unsettled test samples (%)", [("", 100 * series(metrics, "unsettled"))]),
+        (f"unsettled {measured} samples (%)", [("", 100 * series(metrics, "unsettled"))]),
     ]
     for title, key, factor in (
         ("saturated neurons (%)", "saturated", 100.0),
@@ -117,7 +119,7 @@ def health(folder: RunFolder) -> Path:
 
 def confusion(folder: RunFolder, table: Tensor) -> Path:
     """confusion.png from counts [classes, classes], by label and answer."""
-    plt = _pyplot()
+    plt = pyplot()
     share = 100 * table.double() / table.sum(-1, keepdim=True).clamp(min=1)
     classes = len(table)
     figure, axis = plt.subplots(figsize=(5.6, 5), constrained_layout=True)
@@ -135,22 +137,24 @@ def confusion(folder: RunFolder, table: Tensor) -> Path:
 
 
 def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
-    """Test error over the epochs, one line per setting of each run."""
-    plt = _pyplot()
+    """Test or validation error over the epochs, one line per setting of each run."""
+    plt = pyplot()
     if not any(folder.metrics() for folder in folders):
         raise UserError("no run has a complete epoch yet, so there is nothing to draw")
     figure, axis = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
     colours = itertools.count()
+    kinds = {folder.recipe().data.measured for folder in folders}
     for folder in folders:
-        metrics = folder.metrics()
+        metrics, split = folder.metrics(), folder.recipe().data.measured
         epochs = [record["epoch"] for record in metrics]
         for label, chosen in folder.recipe().settings().items() if metrics else ():
-            values = series(metrics, "test_error")[:, chosen]
-            name = ", ".join(filter(None, (folder.path.name, label)))
+            values = series(metrics, f"{split}_error")[:, chosen]
+            kind = split if len(kinds) > 1 else ""
+            name = ", ".join(filter(None, (folder.path.name, label, kind)))
             _band(axis, epochs, values, f"C{next(colours)}", name, "-")
-    _error_axis(axis, "test error (%)")
+    _error_axis(axis, f"{' or '.join(sorted(kinds))} error (%)")
     _legend(axis)
-    return _save(plt, figure, file, file)
+    return save(plt, figure, file, file)
 
 
 def _legend(axis: Any, **more: Any) -> None:
@@ -161,11 +165,12 @@ def _legend(axis: Any, **more: Any) -> None:
 
 def _keep(plt: Any, figure: Any, folder: RunFolder, name: str) -> Path:
     picture = io.BytesIO()
-    _save(plt, figure, folder.path / name, picture)
+    save(plt, figure, folder.path / name, picture)
     return folder.write_picture(name, picture.getvalue())
 
 
-def _save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
+def save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
+    """Write a figure to the target and close it. Errors name the file, which is returned."""
     try:
         figure.savefig(target, dpi=120)
     except ValueError as error:  # a file type that matplotlib does not know

@@ -27,7 +27,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from torch import Tensor
 from eqprop.network import Network
 from eqprop.runs import recipe as recipes
 from eqprop.runs.files import as_json, link_error, parse_json, read_json, write_beside, write_whole
+from eqprop.runs.lock import held
 from eqprop.runs.log import Log
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.summary import summarise
@@ -48,6 +49,7 @@ CHECKPOINT_FORMATS = (1, 2)  # 1 had no hash of the metrics
 TABLES = ("saturated", "weight_norm", "weight_angle")  # of the metrics: a list for each name
 NUMBER, ERROR = int | float, int | float | None
 NON_FINITE = [{"member": int, "epoch": int, "place": str}]
+LEFT = {"frozen": NON_FINITE, "pruned": [int]}  # of the metrics: who left, if anyone did
 FACTS = {"wall_seconds": NUMBER, "machine": {"processor": str}}
 SPLIT = {"images": [int], "sha256": str}
 RUN = {
@@ -77,7 +79,7 @@ class Checkpoint:
     epoch: int  # complete ones
     minibatch: int  # of the epoch under way
     seconds: float
-    living: list[int]  # the members that are finite
+    living: list[int]  # the members that are finite and were not pruned
     non_finite: list[dict[str, Any]]
     wrong: Tensor  # of the epoch under way, [members]
     loss: Tensor
@@ -108,6 +110,11 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         return self.recipe_file.is_file()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, with everything saved."""
+        return (self.path / "summary.json").is_file()
 
     @property
     def verified(self) -> bool:
@@ -143,7 +150,7 @@ class RunFolder:
         if origin is None:
             return None
         known = origin["data"]
-        return next((name for name, it in data.fingerprint.items() if known[name] != it), None)
+        return next((name for name, it in data.fingerprint.items() if known.get(name) != it), None)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One record per epoch."""
@@ -154,6 +161,13 @@ class RunFolder:
                 f"{self._remedy(log)}"
             )
         return log.records
+
+    def glimpse(self) -> dict[str, Any] | None:
+        """The latest epoch of a run that goes on, unverified; None before the first."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_bytes().splitlines() if file.is_file() else []
+        record = parse_json(lines[-1]) if lines else None
+        return record if _fits(record, {"epoch": int, "train_error": [ERROR]}) else None
 
     def summary(self) -> dict[str, Any]:
         """Errors, derived from recipe and metrics, and the facts of the latest session."""
@@ -227,40 +241,8 @@ class RunFolder:
             self.check(recipe, resume)
             yield RunWriter(self, recipe, data, resume)
 
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Lock the folder and a file in it: a file can be deleted, and some network file systems
-        cannot lock a folder. A process that dies lets go.
-        """
-        try:
-            import fcntl
-        except ImportError:
-            raise UserError("run folders need file locks, which Windows lacks: use WSL") from None
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = self.path / ".lock"
-        if file.is_symlink():
-            raise UserError(link_error(file))
-        descriptors = [os.open(self.path, os.O_RDONLY)]
-        try:
-            descriptors.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
-            for descriptor in descriptors:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    holder = os.read(descriptors[1], 100).decode(errors="replace") or "unknown"
-                    raise UserError(
-                        f"{self.path}: another process ({holder}) is training in this folder: "
-                        "wait for it, or choose another --out"
-                    ) from None
-                except OSError:
-                    if descriptor == descriptors[1]:
-                        raise
-            os.truncate(descriptors[1], 0)
-            os.write(descriptors[1], f"pid {os.getpid()}".encode())
-            yield
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+    def _held(self) -> AbstractContextManager[None]:
+        return held(self.path, "training in this folder")
 
     def write_picture(self, name: str, content: bytes) -> Path:
         write_whole(self.path / name, content)
@@ -462,7 +444,8 @@ class RunWriter:
 
 def _root(recipe: Recipe, data: dict[str, Any]) -> str:
     """What the first line of a log goes back to: all that determines the numbers."""
-    told = [recipe.determining(), data["train"], data["test"]]
+    splits = [data[name] for name in ("train", "test", "validation") if name in data]
+    told = [recipe.determining(), *splits]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -483,8 +466,8 @@ def _is_epoch(record: Any, members: int) -> bool:
         return False
     for key, value in record.items():
         lists = value.values() if key in TABLES and isinstance(value, dict) else [value]
-        if key == "frozen":
-            if not _fits(value, NON_FINITE):
+        if key in LEFT:
+            if not _fits(value, LEFT[key]):
                 return False
         elif key != "epoch" and not all(_fits(v, [ERROR]) and len(v) == members for v in lists):
             return False

@@ -338,6 +338,9 @@ class UpdatePart(Part, frozen=True, kw_only=True):
 class DataPart(Part, frozen=True, kw_only=True):
     """Which set, how many of its first samples, and what is done to its images: `normalise` per
     channel; to train on them, `shift` by up to so many pixels at random, and `flip` half of them.
+
+    `validation` holds so many of the last samples to train on out of training. Then each epoch is
+    measured on them, and not on the test set.
     """
 
     name: str = "mnist"
@@ -346,13 +349,26 @@ class DataPart(Part, frozen=True, kw_only=True):
     normalise: bool = False
     shift: NotNegative = 0
     flip: bool = False
+    validation: Positive | None = None
 
     @property
     def augmentation(self) -> Augmentation:
         return Augmentation(self.shift, self.flip)
 
+    @property
+    def measured(self) -> str:
+        """The split that each epoch is measured on."""
+        return "validation" if self.validation else "test"
+
     def choose(self, data: Dataset) -> Dataset:
-        """The samples that are asked for. Data that is normalised already stays as it is."""
+        """The samples that are asked for. What is held out or normalised already stays as it is."""
+        if data.validation is not None and self.validation is not None:
+            if len(data.validation) == self.validation:
+                return data
+            raise ValueError(
+                f"validation: {self.validation} asked for, but {data.name} holds out "
+                f"{len(data.validation)} already: ask for as many, or give it whole"
+            )
         train, test = self.train_samples or len(data.train), self.test_samples or len(data.test)
         for name, wanted, there in (("train", train, data.train), ("test", test, data.test)):
             if wanted > len(there):
@@ -360,6 +376,13 @@ class DataPart(Part, frozen=True, kw_only=True):
                     f"{name}_samples: {wanted} asked for, but {data.name} has {len(there)}"
                 )
         chosen = replace(data, train=data.train.head(train), test=data.test.head(test))
+        if self.validation is not None:
+            if self.validation >= train:
+                raise ValueError(
+                    f"validation: {self.validation} of {train} training samples leave none to "
+                    "train on: hold out fewer"
+                )
+            chosen = chosen.held_out(self.validation)
         if not self.normalise or chosen.train.normalisation:
             return chosen
         return chosen.normalised(Normalisation.of(chosen.train))

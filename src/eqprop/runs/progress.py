@@ -22,8 +22,10 @@ class Progress(Watcher):
     With a folder, also elsewhere one line per epoch, and TensorBoard logs if it is installed.
     """
 
-    def __init__(self, folder: RunFolder | None, epochs: int, first_epoch: int) -> None:
-        self._epochs = epochs
+    def __init__(
+        self, folder: RunFolder | None, epochs: int, first_epoch: int, measured: str = "test"
+    ) -> None:
+        self._epochs, self._measured = epochs, measured
         self._bar: tqdm[Any] | None = None
         self._terminal = sys.stderr.isatty()
         self._silent = folder is None and not self._terminal
@@ -52,14 +54,14 @@ class Progress(Watcher):
         done = record["epoch"]
         per_epoch = (time.perf_counter() - self._started) / (done - self._first)
         left = per_epoch * (self._epochs - done)
-        train, test, unsettled = (
+        train, measured, unsettled = (
             Measured.of(record.get(key, ())).mean
-            for key in ("train_error", "test_error", "unsettled")
+            for key in ("train_error", f"{self._measured}_error", "unsettled")
         )
         self.say(
-            f"epoch {done}/{self._epochs}: train error {train:.2f} %, test error {test:.2f} %, "
-            f"unsettled {100 * unsettled:.1f} % | "
-            f"{per_epoch:.1f} s per epoch, {_clock(left)} left"
+            f"epoch {done}/{self._epochs}: train error {train:.2f} %, "
+            f"{self._measured} error {measured:.2f} %, unsettled {100 * unsettled:.1f} % | "
+            f"{per_epoch:.1f} s per epoch, {clock(left)} left"
         )
         self._write_log(_scalars(record), done)
 
@@ -106,6 +108,11 @@ def say(line: str, file: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
+def printable(text: str) -> str:
+    """Text on one line and without the escape sequences that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -117,7 +124,7 @@ def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
 
 def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in record.items():
-        if key in ("epoch", "frozen"):
+        if key in ("epoch", "frozen", "pruned"):
             continue
         for name, members in value.items() if isinstance(value, dict) else (("", value),):
             for i, number in enumerate(members):
@@ -125,7 +132,8 @@ def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
                     yield "/".join(part for part in (key, name, str(i)) if part), number
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,6 +18,7 @@ import msgspec
 from eqprop import memory
 from eqprop.engines import make_engine
 from eqprop.rules import Rule
+from eqprop.runs.combinations import COMBINATIONS
 from eqprop.runs.parts import (
     DataPart,
     Member,
@@ -37,7 +38,8 @@ class UserError(ValueError):
 class Recipe(Part, frozen=True, kw_only=True):
     """Everything that determines the numbers of a run. Layers and rates go input → output.
 
-    β, angle and learning rates may be lists (of lists): each value makes members.
+    β, angle and learning rates may be lists (of lists): each value makes members. `combine` says
+    which values go together.
     """
 
     name: str
@@ -46,22 +48,39 @@ class Recipe(Part, frozen=True, kw_only=True):
     batch: Positive = 20
     seeds: Positive = 5
     seed: int = 0
+    combine: str = "product"
     network: NetworkPart
     rule: RulePart
     nudging: NudgingPart | None = None  # bptt and rbp have none
     update: UpdatePart
     data: DataPart = DataPart()
 
+    def __post_init__(self) -> None:
+        self.require("combine", COMBINATIONS)
+
+    @property
+    def folder_name(self) -> str:
+        """The name, without what a folder should not be called."""
+        return re.sub(r"[^\w.-]", "-", self.name)
+
+    @property
+    def swept(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each field that may differ between members, the slowest first."""
+        return {
+            "learning_rates": self.update.settings,
+            "beta": _each(self.nudging.beta if self.nudging else None),
+            "angle": _each(self.network.angle),
+        }
+
     def members(self) -> tuple[Member, ...]:
-        """Every combination of the swept values, each with every seed, seeds fastest."""
-        betas = _each(self.nudging.beta if self.nudging else None)
-        angles, rates = _each(self.network.angle), self.update.settings
-        seeds = range(self.seed, self.seed + self.seeds)
-        count, size = len(rates) * len(betas) * len(angles) * len(seeds), self.network.size
+        """Every setting, the swept values combined, with every seed, seeds fastest."""
+        count = COMBINATIONS[self.combine].count(self.swept) * self.seeds
+        size = self.network.size
         memory.require(4 * size * count, f"{count} networks of {size} parameters each")
         return tuple(
-            Member(seed, beta, angle, rate)
-            for rate, beta, angle, seed in itertools.product(rates, betas, angles, seeds)
+            Member(seed, beta, angle, rates)
+            for rates, beta, angle in COMBINATIONS[self.combine].settings(self.swept)
+            for seed in range(self.seed, self.seed + self.seeds)
         )
 
     def learning_rule(self, members: Sequence[Member]) -> Rule:
@@ -129,6 +148,8 @@ class Recipe(Part, frozen=True, kw_only=True):
         }
 
 
+# The fields that may be lists, and so differ between the networks of one ensemble.
+OF_MEMBERS = ("update.learning_rates", "nudging.beta", "network.angle")
 _TOP: dict[str, type[Part]] = {"": Recipe}
 TABLES: dict[str, type[Part]] = {
     "network": NetworkPart,
@@ -184,6 +205,11 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
 
     `overrides` names fields with or without their table: {"rule.free_steps": 30, "beta": 0.3}.
     """
+    return parse(fields(source, overrides), source)
+
+
+def fields(source: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `load` reads, as plain values by table and name, which `parse` has yet to check."""
     path = Path(source)
     if source in names():
         content = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_bytes()
@@ -193,14 +219,17 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
         close = difflib.get_close_matches(source, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else "see `eqprop recipes`"
         raise UserError(f"recipe {source!r} is neither a known name nor a .toml file: {hint}")
-    return from_toml(content, source, overrides)
+    return _fields(content, source) | by_path(overrides or {}, source)
 
 
-def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def from_toml(content: bytes, source: str) -> Recipe:
+    return parse(_fields(content, source), source)
+
+
+def _fields(content: bytes, source: str) -> dict[str, Any]:
     name = Path(source).name.removesuffix(".toml")
     try:
-        given = {"name": name, **tomllib.loads(content.decode())}
-        return _parse(_by_path(given, source) | _by_path(overrides or {}, source), source)
+        return by_path({"name": name, **tomllib.loads(content.decode())}, source)
     except UserError:
         raise
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
@@ -211,10 +240,10 @@ def from_toml(content: bytes, source: str, overrides: Mapping[str, Any] | None =
 
 def changed(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with some fields replaced, and checked again."""
-    return _parse(recipe.values() | _by_path(overrides, recipe.name), recipe.name)
+    return parse(recipe.values() | by_path(overrides, recipe.name), recipe.name)
 
 
-def _by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
+def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Values by table and name, from tables or from the flat fields of old files."""
     found: dict[str, Any] = {}
     for key, value in given.items():
@@ -233,7 +262,7 @@ def _by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     return found
 
 
-def _parse(given: dict[str, Any], source: str) -> Recipe:
+def parse(given: dict[str, Any], source: str) -> Recipe:
     """A recipe from plain values by table and name, checked as a whole."""
     tables: dict[str, Any] = {table: {} for table in TABLES}
     for path, value in given.items():
@@ -273,14 +302,7 @@ def _check(recipe: Recipe) -> None:
         raise ValueError(f"rule {rule.name} needs nudging.beta")
     if recipe.nudging and not rule.nudged:
         raise ValueError(f"rule {rule.name} does not use nudging: leave it out (beta=none)")
-    sweeps = {"beta": recipe.nudging and recipe.nudging.beta, "angle": network.angle}
-    for key, values in {**sweeps, "learning_rates": update.settings}.items():
-        twice = [value for value in _each(values) if _each(values).count(value) > 1]
-        if twice:
-            raise ValueError(
-                f"{key} names {twice[0]} twice: equal settings train the same networks; use seeds "
-                "for more of them"
-            )
+    COMBINATIONS[recipe.combine].check(recipe.swept)
     needed = len(network.after_input)
     for rates in update.settings:
         if len(rates) != needed:

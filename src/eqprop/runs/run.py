@@ -22,9 +22,18 @@ from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import Recipe, UserError
 from eqprop.runs.signals import stopping
 from eqprop.runs.summary import error_text, summarise
-from eqprop.runs.training import Callback, Training, Watcher, check_fits, fitting, recipe_engine
+from eqprop.runs.training import (
+    Callback,
+    Prune,
+    Training,
+    Watcher,
+    check_fits,
+    fitting,
+    recipe_engine,
+)
 from eqprop.splits import Dataset, Normalisation, Samples, Split, dataset_of
 
+SPLITS = ("test", "train", "validation")
 Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
 
 
@@ -38,7 +47,7 @@ class Run:
         summary: `members`, `settings`, errors, `frozen`, `complete`, machine and more.
         net: the networks as last saved or trained, one ensemble [E] of the members in `living`.
             None where none is finite or none was saved.
-        living: the members that are finite.
+        living: the members that are finite and were not pruned.
         epoch: how many epochs the networks have seen.
         minibatch: how many minibatches of the next epoch they have seen.
         folder: the run folder. Default None: there is none.
@@ -56,9 +65,9 @@ class Run:
     data: Dataset | None = None
 
     def __repr__(self) -> str:
-        errors = error_text(self.summary["test_error"])
-        n = len(self.summary["members"])
-        return f"Run({self.recipe.name}, {n} network(s), {self.place}, test error {errors})"
+        n, split = len(self.summary["members"]), self.recipe.data.measured
+        errors = error_text(self.summary[f"{split}_error"])
+        return f"Run({self.recipe.name}, {n} network(s), {self.place}, {split} error {errors})"
 
     @property
     def place(self) -> str:
@@ -82,6 +91,7 @@ def train(
     progress: bool = True,
     callback: Callback | None = None,
     *,
+    prune: Prune | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
     engine: str = "auto",
@@ -104,6 +114,8 @@ def train(
         progress: show a bar on a terminal. Elsewhere, print one line per epoch if there is a
             folder, and nothing if there is none.
         callback: is given the metrics of each epoch; the run ends where it returns True.
+        prune: is given the metrics of each epoch before they are written; the members whose numbers
+            it returns leave the run. The others go on with the same numbers.
         overrides: replace other fields of the recipe, {"beta": 0.3, "rule.free_steps": 30}.
         resume: go on with the run in `folder`.
         engine, threads: see `make_engine`.
@@ -133,10 +145,11 @@ def train(
         angles_every=angles_every,
     )
     with _kept(there, training, found, resume) as keeper:
-        watcher = Progress(there, chosen.epochs, training.at.epoch) if progress else Watcher()
+        at = training.at.epoch, chosen.data.measured
+        watcher = Progress(there, chosen.epochs, *at) if progress else Watcher()
         try:
             with _threads_of(training.engine), stopping(watcher) if there else nullcontext():
-                training.run(watcher, keeper, callback)
+                training.run(watcher, keeper, callback, prune)
         except KeyboardInterrupt:
             raise  # at once: a log that was caught half-way would not close
         except BaseException:
@@ -216,15 +229,15 @@ def evaluate(
     Args:
         trained: a run, or a network or ensemble.
         data: as for `train`; by default that of the run.
-        split: "test" or "train".
+        split: "test", "train", or "validation" where the run holds samples out.
         free_steps: T; by default as in training. A network needs it.
         device, threads: of a run; a network stays where it is.
 
     Returns:
         Errors, losses and more, one value per network: [E], also for a single one.
     """
-    if split not in ("test", "train"):
-        raise UserError(f"split must be test or train, not {split!r}")
+    if split not in SPLITS:
+        raise UserError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     if isinstance(trained, Network):
         if free_steps is None or data is None:
             raise UserError(
@@ -235,8 +248,9 @@ def evaluate(
     recipe, net, folder = trained.recipe, trained.net, trained.folder
     if net is None:
         where = f"{folder}: " if folder else ""
-        gone = all(member["frozen"] for member in trained.summary["members"])
-        why = "every member was frozen" if gone else "there is no checkpoint"
+        left = [[m[how] for how in ("frozen", "pruned")] for m in trained.summary["members"]]
+        frozen = "every member was frozen" + " or pruned" * any(pruned for _, pruned in left)
+        why = frozen if all(map(any, left)) else "there is no checkpoint"
         raise NothingToTest(f"{where}{why}, so no network can be tested")
     fewest = 2 if recipe.rule.in_turn else 1
     if free_steps is not None and free_steps < fewest:
@@ -289,8 +303,9 @@ def _normalisation(of: Run) -> Normalisation | None:
 
 
 def _part(data: Dataset, split: str, net: Network) -> Split:
-    chosen = data.test if split == "test" else data.train
-    return chosen.to(next(net.parameters()).device)
+    if split not in data.splits:
+        raise UserError(f"split {split}: no samples are held out: choose test or train")
+    return data.splits[split].to(next(net.parameters()).device)
 
 
 def check_device(device: str | None) -> str:

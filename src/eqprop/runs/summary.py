@@ -8,7 +8,11 @@ from typing import Any
 from eqprop.measured import Measured
 from eqprop.runs.recipe import Recipe
 
-ERRORS = ("train_error", "test_error", "last_ten_test_error")
+
+def errors(recipe: Recipe) -> tuple[str, str, str]:
+    """The errors of a summary. Those of the test set, or of the samples that are held out."""
+    split = recipe.data.measured
+    return "train_error", f"{split}_error", f"last_ten_{split}_error"
 
 
 def summarise(recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -23,53 +27,50 @@ def summarise(recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> dict[str, An
             "beta": member.beta,
             "angle": member.angle,
             "learning_rates": list(member.learning_rates),
-            **_of_member(metrics, i),
+            **_of_member(metrics, recipe.data.measured, i),
         }
         for i, member in enumerate(recipe.members())
     ]
     settings = [
-        {"label": label, "members": chosen, **_statistics([members[i] for i in chosen])}
+        {"label": label, "members": chosen, **_statistics(recipe, [members[i] for i in chosen])}
         for label, chosen in recipe.settings().items()
     ]
     return {
         "recipe": recipe.name,
         "epochs": len(metrics),
-        "complete": len(metrics) >= recipe.epochs or all(m["frozen"] for m in members),
-        **_statistics(members),
+        "complete": len(metrics) >= recipe.epochs
+        or all(m["frozen"] or m["pruned"] for m in members),
+        **_statistics(recipe, members),
         "settings": settings,
         "members": members,
         "frozen": [entry for record in metrics for entry in record.get("frozen", ())],
     }
 
 
-def _of_member(metrics: Sequence[dict[str, Any]], i: int) -> dict[str, Any]:
-    tested = [(record["test_error"][i], record["epoch"]) for record in metrics if _tested(record)]
+def _of_member(metrics: Sequence[dict[str, Any]], split: str, i: int) -> dict[str, Any]:
+    key = f"{split}_error"  # not there where every member became non-finite before it was measured
+    tested = [(record[key][i], record["epoch"]) for record in metrics if key in record]
     curve = [(error, epoch) for error, epoch in tested if error is not None]
-    gone = bool(metrics) and (not _tested(metrics[-1]) or tested[-1][0] is None)
+    pruned = any(i in record.get("pruned", ()) for record in metrics)
+    gone = bool(metrics) and (pruned or key not in metrics[-1] or tested[-1][0] is None)
     best = min(curve, default=(None, None))
     final = None if gone or not curve else curve[-1][0]
     ten = [error for error, _ in curve[-10:]]
     return {
-        "frozen": gone,
-        "final_test_error": final,
+        "frozen": gone and not pruned,
+        "pruned": pruned,
+        f"final_{key}": final,
         "final_train_error": None if final is None else metrics[-1]["train_error"][i],
-        "last_ten_test_error": None if final is None else sum(ten) / len(ten),
-        "best_test_error": best[0],
+        f"last_ten_{key}": None if final is None else sum(ten) / len(ten),
+        f"best_{key}": best[0],
         "best_epoch": best[1],
     }
 
 
-def _tested(record: dict[str, Any]) -> bool:
-    """Not so where every member became non-finite before the test."""
-    return "test_error" in record
-
-
-def _statistics(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    keys = ("final_train_error", "final_test_error", "last_ten_test_error")
-    return {
-        name: _record(Measured.of(m[key] for m in members))
-        for name, key in zip(ERRORS, keys, strict=True)
-    }
+def _statistics(recipe: Recipe, members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    train, measured, ten = errors(recipe)
+    keys = {train: f"final_{train}", measured: f"final_{measured}", ten: ten}
+    return {name: _record(Measured.of(m[key] for m in members)) for name, key in keys.items()}
 
 
 def _record(of: Measured) -> dict[str, float | int | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -71,6 +71,7 @@ class Keeper(Protocol):
 
 
 Callback = Callable[[dict[str, Any]], object]  # is given the metrics of an epoch; True stops
+Prune = Callable[[dict[str, Any]], Collection[int]]  # is given them, too; names who leaves
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Training:
     """One run of a recipe, in memory.
 
     `metrics` holds one record per complete epoch. `net` are the networks of `living`, the members
-    that are finite.
+    that are finite and were not pruned.
     """
 
     def __init__(
@@ -165,8 +166,11 @@ class Training:
         watcher: Watcher | None = None,
         keeper: Keeper | None = None,
         callback: Callback | None = None,
+        prune: Prune | None = None,
     ) -> None:
         """Train to the recipe's number of epochs, or until `callback` returns True.
+
+        Members that `prune` names after an epoch leave.
 
         Raises `Interrupted` where the watcher asks to stop.
         """
@@ -183,7 +187,7 @@ class Training:
                     raise Interrupted(self.at.epoch + 1, self.at.minibatch)
                 if not self.living:
                     break
-            record = self._finish_epoch()
+            record = self._finish_epoch(prune)
             self.at.seconds = time.perf_counter() - started
             last = self.at.epoch == self.recipe.epochs or not self.living
             self.watcher.epoch(record, self.at.seconds)
@@ -281,7 +285,10 @@ class Training:
             }
             self.non_finite.append(entry)
             self.watcher.non_finite(entry)
-        keep = [i for i in range(len(self.living)) if i not in failed]
+        self._go_on_without([self.living[i] for i in failed])
+
+    def _go_on_without(self, members: Collection[int]) -> None:
+        keep = [i for i, member in enumerate(self.living) if member not in members]
         self.living = [self.living[i] for i in keep]
         if self.living:
             self.net, remembered = self.net.members(keep), self.engine.mover.state(keep)
@@ -307,7 +314,7 @@ class Training:
         by_member = dict(zip(self.living, listed, strict=True))
         return [by_member.get(i) for i in range(len(self.members))]
 
-    def _finish_epoch(self) -> dict[str, Any]:
+    def _finish_epoch(self, prune: Prune | None) -> dict[str, Any]:
         n, tested = len(self.data.train), self._tested()
         record: dict[str, Any] = {"epoch": self.at.epoch + 1}
         record["train_error"] = self._spread(100 * self.at.wrong[self.living] / n)
@@ -320,6 +327,10 @@ class Training:
             )
         gone = [entry for entry in self.non_finite if entry["epoch"] == record["epoch"]]
         record = _rounded(record | ({"frozen": gone} if gone else {}))
+        pruned = sorted({*self.living} & {*(prune(record) if prune else ())})
+        if pruned:
+            record["pruned"] = pruned
+            self._go_on_without(pruned)
         if self.keeper is not None:
             self.keeper.append(record)
         self.metrics.append(record)
@@ -330,12 +341,12 @@ class Training:
         return record
 
     def _tested(self) -> dict[str, Any]:
-        """Test error and health of the living. A member that fails here is left out, too."""
+        """Error and health of the living. A member that fails here is left out, too."""
+        split, steps = self.recipe.data.measured, self.engine.rule.free_steps
         while self.living:
             try:
-                steps = self.engine.rule.free_steps
-                test = measure(self.net, self.data.test, steps, self.engine)
-                return {**test.record(), **weights(self.net)}
+                measured = measure(self.net, self.data.splits[split], steps, self.engine)
+                return {**measured.record(split), **weights(self.net)}
             except NonFinite as failure:
                 self._leave_out(failure)
         return {}

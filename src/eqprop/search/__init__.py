@@ -1,0 +1,1 @@
+"""Hyperparameter search: Optuna proposes settings, ensembles train them, processes share them."""

@@ -1,0 +1,88 @@
+"""Time and memory of a task, from some minibatches of its own recipe on this machine."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from eqprop.data import Dataset
+from eqprop.dynamics import NotSettled
+from eqprop.peak import Peak
+from eqprop.runs.evaluation import measure
+from eqprop.runs.recipe import Recipe
+from eqprop.runs.training import Training
+from eqprop.seeds import generator
+from eqprop.splits import Split
+
+REPEATS, FEW = 3, 5  # timings, and minibatches in the first of them
+SECONDS = 0.5  # that one timing should take
+TESTED = 200  # samples
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a task would take.
+
+    Args:
+        seconds: of all epochs, testing after each included.
+        bytes: the most that its tensors hold at any one time, data included.
+        minibatches: how many were timed.
+    """
+
+    seconds: float
+    bytes: int
+    minibatches: int
+
+
+def estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
+    """Train some minibatches and test some samples of a recipe, and count the rest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotSettled)
+        return _estimate(recipe, data, device, threads)
+
+
+def _estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
+    with Peak() as peak:  # it slows things down: nothing is timed within
+        training = Training(recipe, data, device=device, threads=threads)
+        _timed(training, FEW)
+    each = _timed(training, FEW) / FEW
+    many = max(FEW, min(training.engine.chunk, int(SECONDS / each)))
+    learning = statistics.median(_timed(training, many) for _ in range(REPEATS)) / many
+    test = training.data.test.head(min(TESTED, len(training.data.test)))
+    testing = statistics.median(_tested(training, test) for _ in range(REPEATS)) / len(test)
+    minibatches = math.ceil(len(training.data.train) / recipe.batch)
+    seconds = recipe.epochs * (minibatches * learning + len(training.data.test) * testing)
+    images = sum(split.images.nbytes + split.labels.nbytes for split in (data.train, data.test))
+    return Estimate(seconds, peak.bytes + images, REPEATS * many)
+
+
+def _timed(training: Training, minibatches: int) -> float:
+    """Seconds that some minibatches take, samples and signs of β drawn as in training."""
+    networks, n = len(training.members), len(training.data.train)
+    shape = (minibatches, networks, min(training.recipe.batch, n))
+    index = torch.randint(n, shape, generator=generator(training.recipe.seed, "estimate"))
+    index = index.to(training.device)
+    nudging = training.engine.rule.nudging
+    drawn = nudging is not None and nudging.draws_sign
+    signs = torch.ones(minibatches, networks) if drawn else None
+    started = time.perf_counter()
+    training.engine.run(training.data.train, index, signs)
+    _finish(training.device)
+    return time.perf_counter() - started
+
+
+def _tested(training: Training, test: Split) -> float:
+    started = time.perf_counter()
+    measure(training.net, test, training.recipe.rule.free_steps, training.engine)
+    _finish(training.device)
+    return time.perf_counter() - started
+
+
+def _finish(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

@@ -1,0 +1,165 @@
+"""Run tasks as processes on this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from eqprop.exits import INTERRUPTED, OK
+from eqprop.sweeps.worker import Ended, Job, State
+
+WORKER = [sys.executable, "-m", "eqprop.sweeps.worker"]
+LAST_SECONDS = 10.0  # for workers to end that must stop at once
+
+
+@dataclass
+class _Running:
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+@dataclass
+class Local:
+    """At most `jobs` tasks at a time, each in a process of its own.
+
+    A task whose process is killed starts again, up to `retries` times. What the processes print is
+    in `logs`, one file per task.
+    """
+
+    jobs: int
+    retries: int
+    logs: Path
+    _waiting: deque[tuple[str, Job]] = field(default_factory=deque)
+    _running: list[_Running] = field(default_factory=list)
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _lost: dict[str, int] = field(default_factory=dict)
+    _stopping: bool = False
+
+    def __enter__(self) -> Self:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop what still runs, at once."""
+        for running in self._running:
+            running.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + LAST_SECONDS
+        for running in self._running:
+            try:
+                running.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+            _close(running.process)
+
+    def submit(self, name: str, job: Job) -> None:
+        self._jobs[name] = job
+        self._waiting.append((name, job))
+        self._start()
+
+    @property
+    def lacking(self) -> None:
+        """Nothing that tasks would wait for."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def running(self) -> set[str]:
+        return {running.name for running in self._running}
+
+    def stop(self) -> None:
+        """Tell the tasks to save and stop, and start no more."""
+        self._stopping = True
+        for running in self._running:
+            running.process.send_signal(signal.SIGINT)
+
+    def wait(self, seconds: float) -> list[tuple[str, Ended]]:
+        """The tasks that have ended, after so long at most."""
+        deadline = time.monotonic() + seconds
+        while True:
+            ended = [*self._stopped(), *self._ended()]
+            if ended or time.monotonic() >= deadline:
+                return ended
+            time.sleep(0.05)
+
+    def _stopped(self) -> list[tuple[str, Ended]]:
+        """Those that will not start any more."""
+        if not self._stopping:
+            return []
+        names = [name for name, _ in self._waiting]
+        self._waiting.clear()
+        return [(name, Ended(State.STOPPED, "not started")) for name in names]
+
+    def _ended(self) -> list[tuple[str, Ended]]:
+        found = []
+        for running in [it for it in self._running if it.process.poll() is not None]:
+            self._running.remove(running)
+            _close(running.process)
+            ended = self._verdict(running.name, running.process.returncode)
+            if ended is None:
+                self._waiting.append((running.name, self._jobs[running.name]))
+            else:
+                found.append((running.name, ended))
+        self._start()
+        return found
+
+    def _verdict(self, name: str, code: int) -> Ended | None:
+        """What the end of a process means; None: the task starts again."""
+        if code == OK:
+            return Ended(State.DONE)
+        if code == INTERRUPTED or (code < 0 and self._stopping):
+            return Ended(State.STOPPED)
+        if code > 0:
+            return Ended(State.FAILED, self._last_line(name))
+        self._lost[name] = self._lost.get(name, 0) + 1
+        if self._lost[name] <= self.retries:
+            return None
+        killed = signal.Signals(-code).name
+        return Ended(State.FAILED, f"its process was ended by {killed} {self._lost[name]} times")
+
+    def _last_line(self, name: str) -> str:
+        lines = self._log(name).read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "nothing was said")
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.txt"
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self.jobs and not self._stopping:
+            name, job = self._waiting.popleft()
+            with self._log(name).open("ab") as log:
+                process = subprocess.Popen(
+                    WORKER,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches the driver alone
+                )
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # where it has died, which its end will tell
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                process.stdin.flush()  # and left open: its end means that the driver is gone
+            self._running.append(_Running(name, process))
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()

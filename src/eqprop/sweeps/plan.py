@@ -1,0 +1,90 @@
+"""`eqprop sweep --dry-run`: what a sweep would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eqprop import data as datasets
+from eqprop import memory
+from eqprop.dynamics import NonFinite
+from eqprop.runs.machine import describe
+from eqprop.runs.progress import clock, printable
+from eqprop.sweeps.board import table as aligned
+from eqprop.sweeps.estimate import Estimate, estimate
+from eqprop.sweeps.tasks import FIELDS, Task
+
+
+def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str | None) -> None:
+    """Print tasks, networks and parameters, and estimates of time and memory, measured here.
+
+    Args:
+        tasks: those of the sweep.
+        jobs: how many run at a time.
+        device, threads: with which each task trains.
+        data: the folder of the data files; None: where the data's name leads.
+    """
+    before = memory.held()
+    estimates = list(_estimates(tasks, device, threads, data))
+    rows = [("task", "networks", "parameters", "time", "memory", "")]
+    for task, found in zip(tasks, estimates, strict=True):
+        size = task.recipe.network.size
+        rows.append(
+            (
+                task.name,
+                str(task.networks),
+                f"{task.networks * size:,}",
+                _time(found.seconds) if found else "unknown",
+                memory.text(before + found.bytes) if found else "unknown",
+                task.label if found else "becomes non-finite in its first minibatches",
+            )
+        )
+    for line in aligned(rows, right=(1, 2, 3, 4)):
+        print(printable(line))
+    known = [found for found in estimates if found]
+    total = sum(found.seconds for found in known)
+    networks = sum(task.networks for task in tasks)
+    print(f"{len(tasks)} task(s), {networks} networks, {_time(total)} one after the other")
+    if jobs > 1:
+        print(f"{jobs} at a time: {_time(_together([f.seconds for f in known], jobs))}")
+    where: Any = describe(device, threads)["machine"]
+    timed = max((found.minibatches for found in known), default=0)
+    print(
+        f"measured on {where.get('gpu') or where['processor']}, {threads} thread(s) per task, up "
+        f"to {timed} minibatches and some test samples of each recipe. Memory is that of a "
+        f"process before training ({memory.text(before)}) and of its tensors; "
+        f"{memory.text(memory.available(device) or 0)} are free here"
+    )
+
+
+def _estimates(
+    tasks: Sequence[Task], device: str, threads: int, data: str | None
+) -> Iterator[Estimate | None]:
+    """One per task; tasks that differ in values alone take the same. None: it is non-finite."""
+    measured: dict[Any, Estimate | None] = {}
+    loaded: dict[str, datasets.Dataset] = {}
+    for task in tasks:
+        values = task.recipe.values()
+        alike = {p: v for p, v in values.items() if p not in FIELDS}
+        key = (task.networks, repr(alike))
+        if key not in measured:
+            name = task.recipe.data.name
+            if name not in loaded:
+                loaded[name] = datasets.load(name, data)
+            try:
+                measured[key] = estimate(task.recipe, loaded[name], device, threads)
+            except NonFinite:
+                measured[key] = None
+        yield measured[key]
+
+
+def _time(seconds: float) -> str:
+    return clock(seconds) if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def _together(seconds: Sequence[float], jobs: int) -> float:
+    """Until the last of some tasks ends, so many at a time, each started when another ends."""
+    free = [0.0] * jobs
+    for each in seconds:
+        free[free.index(min(free))] += each
+    return max(free)

@@ -1,0 +1,137 @@
+"""Train one task of a sweep, wherever that is: the way of `eqprop train`, and how it ended.
+
+`python -m eqprop.sweeps.worker` reads the job as one line of JSON from its input and trains it. It
+stops and saves when its input ends, since then whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from eqprop import data as datasets
+from eqprop.dynamics import NonFinite
+from eqprop.exits import INTERRUPTED, OK, USER_ERROR
+from eqprop.memory import NotEnoughMemory
+from eqprop.runs import Interrupted, Recipe, UserError, train
+from eqprop.runs import recipe as recipes
+from eqprop.runs.folder import RunFolder
+from eqprop.runs.lock import InUse
+
+PATIENCE = 60.0  # seconds until a process that was told to stop has let go of the folder
+
+
+class State(enum.Enum):
+    """How a task ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a task ended, and what there is to say about it."""
+
+    state: State
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that travels to a worker.
+
+    Args:
+        recipe: as TOML.
+        folder: the run folder.
+        device: "cpu" or "cuda".
+        threads: of the engine; None: one per core.
+        data: the folder of the data files; None: where the data's name leads.
+    """
+
+    recipe: str
+    folder: str
+    device: str = "cpu"
+    threads: int | None = None
+    data: str | None = None
+
+
+def run(job: Job) -> Ended:
+    """Train a job from where its folder is, to the end unless it is told to stop."""
+    torch.set_num_threads(1)  # small tensors are faster on one; engines have their own
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            _train(job)
+            return Ended(State.DONE)
+        except InUse as error:
+            if time.monotonic() > deadline:
+                return Ended(State.FAILED, str(error))
+            time.sleep(0.5)
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            return Ended(State.STOPPED, str(stopped) or "stopped at once")
+        except (UserError, datasets.DataError, NonFinite, NotEnoughMemory, OSError) as error:
+            return Ended(State.FAILED, str(error))
+
+
+def is_done(folder: RunFolder, recipe: Recipe) -> bool:
+    """Whether a run folder holds all that a recipe asks for, undamaged."""
+    if not (folder.begun and folder.finished):
+        return False
+    try:
+        there = folder.recipe()
+        folder.metrics()
+    except UserError:
+        return False
+    return there.epochs == recipe.epochs and not there.differences(recipe)
+
+
+def _train(job: Job) -> None:
+    recipe, folder = recipes.from_toml(job.recipe.encode(), job.folder), RunFolder(job.folder)
+    if is_done(folder, recipe):  # by a worker that was lost before it could say so
+        return
+    resume = folder.begun
+    folder.check(recipe, resume)  # before data is looked for
+    known = folder.data_folder() if resume else None
+    here = known if known and os.path.isdir(known) else None  # it may be another machine's
+    place = job.data or here
+    data = datasets.load(recipe.data.name, place)
+    train(recipe, data, folder.path, device=job.device, resume=resume, threads=job.threads)
+
+
+def main() -> int:
+    try:
+        job = msgspec.json.decode(_line(), type=Job)
+        threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
+        ended = run(job)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if ended.state is State.FAILED:
+        print(ended.message, file=sys.stderr)
+    return {State.DONE: OK, State.FAILED: USER_ERROR, State.STOPPED: INTERRUPTED}[ended.state]
+
+
+def _line() -> bytes:
+    """The first line of the input, which stays open."""
+    read = b""
+    while not read.endswith(b"\n") and (more := os.read(0, 1 << 16)):
+        read += more
+    return read
+
+
+def _stop_at_end_of_input() -> None:
+    while os.read(0, 1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The processes ∇(t) of BPTT and Δ(t) of a rule, layer by layer, at fixed weights (η → 0).
+
+Nothing is stored but their norms and totals: a process of a hundred steps would fill the memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eqprop.network import Network
+from eqprop.rules import Rule
+from eqprop.types import Gradients
+
+
+def labels(net: Network) -> list[str]:
+    """The name of each group of parameters that shares a learning rate: "input→hidden", …"""
+    own = ["readout"] if len(net.parameter_groups()) > len(net.synapses) else []
+    return [synapse.name for synapse in net.synapses] + own
+
+
+def grouped(net: Network, gradients: Gradients) -> list[Tensor]:
+    """The gradients of each group of parameters, [*ensemble, n]."""
+    return [
+        torch.cat([gradients[name].reshape(*net.ensemble, -1) for name in group], dim=-1)
+        for group in net.parameter_groups()
+    ]
+
+
+def norms(net: Network, rule: Rule, x: Tensor, y: Tensor) -> Tensor:
+    """‖Δ(t)‖ or ‖∇(t)‖ of each group of parameters, [K, groups], mean over the ensemble.
+
+    Args:
+        net: the network.
+        rule: a two-phase rule, or BPTT.
+        x: inputs, [batch, *shape].
+        y: targets, [batch, n].
+    """
+    as_given = torch.ones(net.ensemble)  # β keeps its sign, also where training draws it
+    return torch.stack(
+        [
+            torch.stack([flat.norm(dim=-1).mean() for flat in grouped(net, step.synapses)])
+            for step in rule.steps(net, x, y, sign=as_given)
+        ]
+    )
