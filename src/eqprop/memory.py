@@ -53,7 +53,7 @@ def available(device: torch.device | str = "cpu") -> int | None:
 
 
 def held() -> int:
-    """The most bytes that this process has held so far."""
+    """Return the peak memory of this process so far, in bytes."""
     import resource  # not on Windows
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -81,7 +81,7 @@ def _container() -> int | None:
 
 
 def text(size: int) -> str:
-    """A number of bytes in words: 1.61 MB."""
+    """Format a number of bytes: 1.61 MB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

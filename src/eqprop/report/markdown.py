@@ -58,7 +58,9 @@ def section(item: Item, results: Results) -> str:
 
 
 def rows_table(rows: Sequence[Row], *, numbers_only: bool = False) -> str:
-    """The paper beside ours; unless `numbers_only`, also how it is read, by which source, notes."""
+    """Return a table of the paper's numbers and ours, with reading, source and notes unless
+    `numbers_only`.
+    """
     if not rows:
         return ""
     columns = {
