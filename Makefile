@@ -6,10 +6,10 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup:  ## Create .venv and install everything, unless that is done.
+setup:  ## Create .venv and install everything, if that is not done yet.
 	@sh scripts/setup.sh
 
-browser:  ## Install chromium for the tests of the report, if it is missing and apt-get can.
+browser:  ## Install chromium for the tests of the report, if it is missing and apt-get can install it.
 	@if command -v chromium >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing chromium for the tests of the report"; \
@@ -62,6 +62,6 @@ figures: setup  ## Draw the figures of the documentation.
 explorer:  ## Build the page of the explorer from explorer/src; needs Node.
 	cd explorer && npm ci --no-fund --no-audit && npm run -s build
 
-clean:  ## Delete what was installed, built and cached.
+clean:  ## Delete .venv, build outputs and caches.
 	find src tests benchmarks examples -name __pycache__ -exec rm -rf {} +
 	rm -rf explorer/node_modules .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

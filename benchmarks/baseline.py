@@ -1,10 +1,10 @@
-"""What the field's scripts do, for comparison: one network, one PyTorch operation at a time.
+"""A baseline that works like the field's scripts: one network, one PyTorch operation at a time.
 
-A step forms the derivative of each layer, −s + σ(drive) (+ β(y − s) at the output), with the drive
-of the input computed anew, keeps a copy of the old state, and adds. Every nudged step of a
-continual rule forms the update of every weight and bias as a tensor of its own and then applies
-it; C-VF adds it to a running total besides. The numbers are those of the reference engine
-(`tests/test_engines.py` holds them to that); only the work is arranged as the scripts do.
+A step computes the derivative of each layer, −s + σ(drive) (+ β(y − s) at the output), keeps a copy
+of the old state, and adds. It computes the drive of the input again each time. Every nudged step of
+a continual rule makes a new tensor with the update of each weight and bias, and then applies it;
+C-VF also adds it to a running total. The numbers are those of the reference engine, as
+`tests/test_engines.py` checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def sigmoid(v: Tensor) -> Tensor:
 
 
 class Baseline:
-    """A layered network in discrete time, trained with EP, C-EP or C-VF, biases and all."""
+    """A layered network with biases in discrete time, trained with EP, C-EP or C-VF."""
 
     def __init__(
         self, net: eqprop.Network, rule: eqprop.Rule, learning_rates: tuple[float, ...]
@@ -36,7 +36,7 @@ class Baseline:
         self.sizes = net.layer_sizes
 
     def parameters(self) -> list[Tensor]:
-        """In the order and layout of the network's."""
+        """Return the parameters in the order and layout of the network."""
         ordered = []
         for w, b, back in zip(self.forward, self.bias, self.backward, strict=True):
             ordered += [w.T, b] if back is None else [w.T, b, back.T]

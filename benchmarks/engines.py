@@ -1,8 +1,8 @@
-"""Time the CPU engines against the reference and the baseline: `make bench`.
+"""Time the CPU engines, the reference engine and the baseline: `make bench`.
 
-Everything is timed in one process, interleaved round by round, and compared by medians: the
-machine is shared and its speed drifts. Milliseconds are for one network and one minibatch of 20.
-Writes results/engines-cpu.json and prints a table in Markdown.
+All run in one process, interleaved round by round, and medians are compared, since the speed of a
+shared machine drifts. Milliseconds are per network and minibatch of 20. The script writes
+results/engines-cpu.json and prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from eqprop.runs import machine
 RESULT = Path(__file__).parent.parent / "results" / "engines-cpu.json"
 
 
-AT_ONCE = NativeEngine.chunk  # minibatches that an engine is given at once, as in training
+AT_ONCE = NativeEngine.chunk  # minibatches per call of `run`, as in training
 
 
 def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
-    """Median milliseconds for one network and minibatch, of each contender.
+    """Return the median milliseconds per network and minibatch for each engine.
 
-    With `run` the engines gather their minibatches from the bytes of the data set; the baseline
-    and `step` find theirs ready. Dense inputs are random, without a zero among them.
+    With `run`, the engines gather their minibatches from the bytes of the data set. The baseline
+    and `step` get theirs ready-made. Dense inputs are random, without zeros.
     """
     one, five = rows.load(row, 1), rows.load(row, 5)
-    at_once = AT_ONCE if row.endswith("1h") else 4  # two hidden layers take long enough
+    at_once = AT_ONCE if row.endswith("1h") else 4  # enough for two hidden layers, which are slower
     source = torch.Generator().manual_seed(0)
     index = torch.randint(len(train), (AT_ONCE, 5, 20), generator=source)
     ready = [train.batch(i) for i in index[:at_once]]
@@ -86,9 +86,9 @@ def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for r in range(rounds + 1):
         for name, run in contenders.items():
-            # the baseline runs as its authors run it, with torch's threads; the engines need one
+            # the baseline uses torch's threads, as its authors do; the engines need only one
             torch.set_num_threads(1 if name.startswith(("native", "telescoped")) else 2)
-            time.sleep(0.02)  # until the threads of the one before have gone to sleep
+            time.sleep(0.02)  # until the threads of the previous engine sleep
             started = time.perf_counter()
             done = run()
             if r > 0:
@@ -97,7 +97,7 @@ def measure(row: str, rounds: int, train: Split) -> dict[str, float]:
 
 
 def memory(row: str, train: Split) -> dict[str, float]:
-    """Megabytes for one network: the most that weights, buffers and temporaries take at a time."""
+    """Return the peak megabytes per network: weights, buffers and temporary tensors."""
     index = torch.arange(2 * 5 * 20).reshape(2, 5, 20)
     megabytes: dict[str, float] = {}
     for name, kind, members in (

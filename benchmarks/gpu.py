@@ -1,8 +1,8 @@
-"""Time the captured graph on a GPU: milliseconds a minibatch for 1, 5, 45 and 64 networks.
+"""Time the captured graph on a GPU: milliseconds per minibatch for 1, 5, 45 and 64 networks.
 
-First holds it to the reference engine in float64. Data is resident on the device as bytes and
-gathered there; each timing is 100 minibatches after a warm-up, the median of several. Writes
-engines-gpu.json into the folder given (default: results).
+The script first compares it with the reference engine in float64. The data stays on the device as
+bytes and is gathered there. Each time is the median of several measurements of 100 minibatches,
+after a warm-up. The result is engines-gpu.json in the given folder (default: results).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> int:
             print(precision, row, ms, flush=True)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
     record = {
-        "what": "milliseconds a minibatch of 20 for 1, 5, 45 and 64 networks at once",
+        "what": "milliseconds per minibatch of 20 for 1, 5, 45 and 64 networks at once",
         "parity_float64": worst,
         "results": results,
         "prototype": PROTOTYPE,

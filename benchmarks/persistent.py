@@ -1,9 +1,9 @@
-"""Time the persistent kernels on a GPU: microseconds a minibatch, a free step, a nudged step.
+"""Time the persistent kernels on a GPU: microseconds per minibatch, free step and nudged step.
 
     python benchmarks/persistent.py [--out DIR] [ROW:NETWORKS:CLUSTER ...]
 
-A minibatch is one of all networks together; cluster 0 is the one that the engine chooses. The
-time of a step is what a minibatch takes longer with more of them. Writes persistent-gpu.json.
+Times are per minibatch of all networks together. Cluster 0 means that the engine chooses. The time
+of a step is the extra time of a minibatch with more steps. The result is persistent-gpu.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASES = [
     *(f"{row}:{networks}:0" for row in rows.ROWS for networks in (1, 5, 45, 65)),
     *(f"c-ep-1h:5:{cluster}" for cluster in (16, 8, 4, 2)),
 ]
-STAMPS = {  # of the kernels: what the cycles between two of them went into
+STAMPS = {  # what the kernels do between two stamps
     "1h": (
         *("read minibatch", "spread", "input drive", "begin"),
         *("free: partial sums", "free: hidden", "free: receive", "free: output"),
@@ -46,7 +46,7 @@ STAMPS = {  # of the kernels: what the cycles between two of them went into
 def engine(
     row: str, networks: int, cluster: int, more: tuple[int, int], profile: bool
 ) -> PersistentEngine:
-    """The engine of a row, with some more free and nudged steps."""
+    """Return the engine of a row, with `more` free and nudged steps."""
     recipe = rows.load(row, networks)
     T, K = recipe.rule.free_steps + more[0], recipe.rule.nudged_steps + more[1]
     recipe = recipes.changed(recipe, {"free_steps": T, "nudged_steps": K})

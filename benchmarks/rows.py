@@ -1,4 +1,4 @@
-"""The six rows that are timed: the paper's training recipes."""
+"""The six rows of the benchmarks: the paper's training recipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = ("ep-1h", "c-ep-1h", "c-vf-1h", "ep-2h", "c-ep-2h", "c-vf-2h")
 
 
 def load(row: str, seeds: int) -> Recipe:
-    """The recipe with a fixed sign of β: its draw costs nothing, and the baseline has none."""
+    """Return the recipe with a fixed sign of β, since the baseline cannot draw it."""
     return recipes.load(row, {"seeds": seeds, "random_sign": False, "frozen": []})
 
 
@@ -30,7 +30,7 @@ def engine(recipe: Recipe, kind: str, device: str = "cpu", threads: int | None =
 
 
 def microseconds(timed: Engine, train: Split, networks: int, minibatches: int) -> float:
-    """A minibatch on a GPU, after a warm-up, the median of five."""
+    """Return the time per minibatch on a GPU: the median of five, after a warm-up."""
     index = torch.randint(len(train), (minibatches, networks, 20), device="cuda")
     timed.run(train, index)
     times = []
@@ -44,7 +44,7 @@ def microseconds(timed: Engine, train: Split, networks: int, minibatches: int) -
 
 
 def alone(recipe: Recipe) -> tuple[eqprop.Network, eqprop.Rule, tuple[float, ...]]:
-    """The first member as a plain network, for the baseline."""
+    """Return the first member as a single network, for the baseline."""
     one = recipes.changed(recipe, {"seeds": 1})
     members = one.members()
     net = one.network.build(members).member(0)

@@ -2,8 +2,9 @@
 
     python benchmarks/sanitize.py [--out DIR] [TOOL ...]
 
-Networks of the paper's widths train on a minibatch and relax another. Writes sanitize-gpu.json:
-what each tool says at the end. (racecheck can be named too, but did not end within a minute.)
+Networks of the paper's widths train on one minibatch and relax another. The result is
+sanitize-gpu.json, with the last line of each tool. (You can also name racecheck, but it did not end
+within a minute.)
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from eqprop.engines.persistent import PersistentEngine
 from eqprop.runs import machine
 
 TOOLS = ("memcheck", "initcheck", "synccheck")
-BARRIERS = "65536"  # that synccheck can follow, of all multiprocessors together
+BARRIERS = "65536"  # number of barriers that synccheck can track, on all multiprocessors together
 RULES = ((eqprop.EP, True), (eqprop.ContinualEP, True), (eqprop.ContinualVF, False))
 SIZES = ((40, 512, 10), (40, 512, 512, 10))
 
 
 def exercise() -> None:
-    """What runs under a tool."""
+    """Run every kernel and rule once, under a tool."""
     torch.manual_seed(0)
     for sizes in SIZES:
         for kind, tied in RULES:

@@ -1,7 +1,7 @@
-"""How time and memory of the compiled engine grow with depth, width, batch and ensemble.
+"""Measure how time and memory of the compiled engine grow with depth, width, batch and ensemble.
 
-One figure, results/scaling.png, and its numbers, results/scaling.json: C-EP, T = 40, K = 15, one
-minibatch, medians; each axis varied from 784-512-10, batch 20, two networks.
+The results are results/scaling.png and results/scaling.json: medians for one minibatch of C-EP with
+T = 40 and K = 15. Each axis varies from 784-512-10, batch 20, two networks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ USUAL = {"hidden layers": 1, "hidden neurons": 512, "batch": 20, "networks": 2}
 
 
 def measure(point: dict[str, int]) -> tuple[float, float]:
-    """Milliseconds a minibatch, and megabytes of parameters and scratch."""
+    """Return milliseconds per minibatch, and megabytes of parameters and buffers."""
     hidden = [point["hidden neurons"]] * point["hidden layers"]
     net = eqprop.layered(784, *hidden, 10, init="fan_in", ensemble=(point["networks"],))
     rule = eqprop.ContinualEP(beta=0.2, free_steps=40, nudged_steps=15)
     engine = eqprop.make_engine(net, rule, 1e-3, "native")
     x = torch.rand(point["networks"], point["batch"], 784)
-    x = x * (torch.rand_like(x) < 0.19)  # as many pixels as MNIST has lit
+    x = x * (torch.rand_like(x) < 0.19)  # the share of nonzero pixels in MNIST
     y = torch.eye(10)[torch.randint(10, (point["networks"], point["batch"]))]
     times = []
     for r in range(14):
@@ -60,7 +60,7 @@ def main() -> int:
             {"value": v, "milliseconds": ms, "megabytes": mb}
             for v, (ms, mb) in zip(values, measured, strict=True)
         ]
-        for row, (label, scale) in enumerate((("ms a minibatch", 0), ("MB", 1))):
+        for row, (label, scale) in enumerate((("ms per minibatch", 0), ("MB", 1))):
             panel = axes[row, column]
             panel.plot(values, [m[scale] for m in measured], "o-")
             panel.set(xlabel=axis, ylabel=label, ylim=(0, None))

@@ -1,7 +1,7 @@
-"""What the two shortcuts of the free phase save and cost: layers in turn, and a tolerance.
+"""Measure savings and costs of two shortcuts in the free phase: layers in turn, and a tolerance.
 
-Trains two networks of a recipe on all of MNIST for a few epochs with each, compiled engine.
-Writes results/shortcuts.json and prints a table in Markdown.
+With each shortcut the compiled engine trains two networks of a recipe on all of MNIST for a few
+epochs. The script writes results/shortcuts.json and prints a table in Markdown.
 """
 
 from __future__ import annotations

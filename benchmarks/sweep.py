@@ -1,10 +1,10 @@
-"""Throughput of a sweep of 40 small networks: packed ensembles against one process per network.
+"""Measure a sweep of 40 small networks: packed ensembles against one process per network.
 
     python benchmarks/sweep.py [--repeats N] [--out FILE]
 
 C-EP, 784-64-10, one epoch of MNIST: four values of β, two of the learning rates, five seeds. Each
-way runs the same `eqprop sweep`, from the shell to the table, in turn with the others; medians. The
-networks must come out the same, whichever way they were trained. Writes results/sweep-cpu.json.
+way of packing runs the same `eqprop sweep`, from the shell to the table, in turn with the others;
+medians count. All ways must give the same networks. The result is results/sweep-cpu.json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WAYS = {
 
 
 def run(file: Path, out: Path, words: list[str]) -> tuple[float, Table]:
-    """Seconds of a whole sweep, and its table."""
+    """Run a sweep; return its seconds and its table."""
     command = [sys.executable, "-m", "eqprop", "sweep", str(file), "--out", str(out), *words]
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -2,12 +2,12 @@
 
     python benchmarks/together.py [--share S] [--results DIR] [--out FILE] RUN ...
 
-Each run is a process of its own (`eqprop paper run RUN --device cuda`), so that one computes where
-another leaves multiprocessors idle. For that they share the GPU through NVIDIA's multi-process
-service, which is started for them where it is installed; without it they take turns, which is
-slower. What a run prints is in runs/log-RUN.txt. Runs that are in DIR already are not trained
-again. Writes the times to FILE. With --share each run trains that part of its epochs only, and what
-all would take follows from that.
+Each run is a separate process (`eqprop paper run RUN --device cuda`), so one run can use
+multiprocessors that another leaves idle. The processes share the GPU through NVIDIA's multi-process
+service, which the script starts if it is installed. Without it they take turns, which is slower.
+The output of a run goes to runs/log-RUN.txt. Runs that DIR already has are not trained again. The
+times go to FILE. With --share each run trains only that part of its epochs, and the script
+estimates the time of all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GROUPS = {
 
 @contextmanager
 def shared_gpu() -> Iterator[dict[str, str] | None]:
-    """What to add to the environment of processes that share the GPU; None if they cannot."""
+    """Yield the environment variables for processes that share the GPU; None if they cannot."""
     control = shutil.which("nvidia-cuda-mps-control")
     with tempfile.TemporaryDirectory() as folder:
         added = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
@@ -67,7 +67,7 @@ def command(run: str, options: argparse.Namespace) -> list[str]:
 
 
 def whole(seconds: dict[str, float], share: float) -> float:
-    """What all epochs take, if those of the share do: the runs start but once."""
+    """Estimate the time of all epochs from that of a share: the start counts once."""
     summaries = {run: LOGS / f"share-{run}" / "summary.json" for run in seconds}
     starting = min(
         seconds[run] - json.loads(file.read_text())["wall_seconds"]
@@ -88,7 +88,7 @@ def main() -> int:
         help="; ".join(f"{name}: {' '.join(runs)}" for name, runs in GROUPS.items()),
     )
     parser.add_argument(
-        "--share", type=float, default=1, metavar="S", help="of the epochs, for a quick estimate"
+        "--share", type=float, default=1, metavar="S", help="share of the epochs, for an estimate"
     )
     parser.add_argument(
         "--results", default="runs/together", metavar="DIR", help="default: runs/together"

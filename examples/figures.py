@@ -1,6 +1,6 @@
 """Draw the figures of the documentation into docs/figures: `make figures`.
 
-Each is computed by the library, in float64, from a fixed seed. `python examples/figures.py NAME`
+The library computes each figure in float64 from a fixed seed. `python examples/figures.py NAME`
 draws one of them.
 """
 
@@ -31,12 +31,12 @@ def network(**settings: object) -> eqprop.Network:
 
 
 def line(label: str, values: Tensor, **look: object) -> Line:
-    """A curve over the steps 0, 1, …"""
+    """Return a curve over the steps 0, 1, …"""
     return Line(label, tuple(map(float, range(len(values)))), tuple(values.tolist()), **look)  # type: ignore[arg-type]
 
 
 def phases() -> Chart:
-    """Neurons of C-EP-1h's network in the free and in the nudged phase."""
+    """Draw neurons of C-EP-1h's network in the free and in the nudged phase."""
     T, K, beta = 20, 15, 0.5
     net, (x, y) = network(), sample()
     s = eqprop.relax(net, x, T, keep=T).history
@@ -72,7 +72,7 @@ def phases() -> Chart:
 
 
 def gdd() -> Chart:
-    """Updates of three rules on top of the gradients of BPTT, five synapses each."""
+    """Draw updates of three rules on top of the gradients of BPTT, for five synapses each."""
     T, K, beta, eta = 800, 80, 0.01, 2e-4
     x, y = sample()
     exact_rule = eqprop.BPTT(free_steps=T, backward_steps=K)
@@ -104,7 +104,7 @@ def gdd() -> Chart:
 
 
 def settings() -> Chart:
-    """The angle between total update and gradient, against β and against η."""
+    """Draw the angle between total update and gradient against β and against η."""
     T, K = 800, 80
     x, y = sample()
     net = network(time=REAL_TIME, activation="tanh")
@@ -135,7 +135,7 @@ def settings() -> Chart:
 
 
 def sequences() -> Chart:
-    """Two neurons with two steady states: both sequences settle, the state alternates."""
+    """Draw two neurons with two steady states: both sequences settle, but the state alternates."""
     panels = []
     for title, in_turn in (("all layers at once", False), ("layers in turn", True)):
         states = trajectory(12, in_turn)
@@ -152,7 +152,7 @@ CHARTS: dict[str, Callable[[], Chart]] = {
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, look: str) -> str:
-    """A line from one point to another, with a head, 30 short of the second."""
+    """Draw an arrow from one point to another; it ends 30 before the second."""
     length = math.hypot(x2 - x1, y2 - y1)
     dx, dy = (x2 - x1) / length, (y2 - y1) / length
     x1, y1, x2, y2 = x1 + 26 * dx, y1 + 26 * dy, x2 - 30 * dx, y2 - 30 * dy
@@ -160,7 +160,7 @@ def arrow(x1: float, y1: float, x2: float, y2: float, look: str) -> str:
 
 
 def circuits() -> str:
-    """Which connections backprop needs, and which equilibrium propagation."""
+    """Draw the connections that backprop and equilibrium propagation need."""
     ink, error = "#3566a5", "#c0504d"
     solid = f'stroke="{ink}" stroke-width="2" marker-end="url(#a)"'
     both = f'stroke="{ink}" stroke-width="2" marker-end="url(#a)" marker-start="url(#a)"'

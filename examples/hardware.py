@@ -20,7 +20,7 @@ from eqprop.engines.descent import descend
 from eqprop.runs import recipe as recipes
 from eqprop.updates import Descent
 
-SIZES = (7, 5, 3)  # every size is another, so that a size tells what a tensor belongs to
+SIZES = (7, 5, 3)  # all sizes differ, so the size of a tensor identifies it
 T, K = 12, 6  # no other count is 6 or 7
 LETTERS = {K: "K", K + 1: "K + 1"}
 RULES = {
@@ -41,16 +41,16 @@ RECIPES = ("ep-1h", "ep-2h", "c-ep-1h", "c-ep-2h", "c-vf-1h", "c-vf-2h")
 
 
 class Ledger(TorchDispatchMode):
-    """Which memory each operation reads and writes, and in which step of the network."""
+    """Records the memory that each operation reads and writes, by step of the network."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.step = 0  # how often the network has been called
+        self.step = 0  # number of calls of the network
         self.reads: Counter[tuple[int, int]] = Counter()  # (memory, step)
         self.writes: Counter[tuple[int, int]] = Counter()
-        self.made: dict[int, tuple[int, int]] = {}  # memory: (step, how many numbers)
+        self.made: dict[int, tuple[int, int]] = {}  # {memory: (step, size)}
         self.last_read: dict[int, int] = {}
-        self._alive: list[Tensor] = []  # so that no memory is used twice
+        self._alive: list[Tensor] = []  # keeps memory from being reused
 
     def tick(self, *_: object) -> None:
         self.step += 1
@@ -77,7 +77,9 @@ class Ledger(TorchDispatchMode):
         return result
 
     def kept(self, numbers: int, first: int) -> int:
-        """The most tensors of a size that step `first`, or a later one, left for a later step."""
+        """Return the largest number of tensors of this size that a step from `first` on leaves to a
+        later step.
+        """
         return max(
             sum(
                 made <= step < self.last_read.get(place, made)
@@ -94,13 +96,13 @@ def address(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a rule needs in its second phase, for the synapses between hidden layer and output.
+    """Needs of a rule in its second phase, for the synapses between hidden layer and output.
 
     Args:
-        per_weight: numbers kept from one step to the next for each weight, beside the weight.
-        per_neuron: numbers kept from one step to the next for each hidden neuron.
-        reads: how often a weight is read per step, by the neurons and by the update.
-        writes: how often a weight is written per minibatch.
+        per_weight: numbers kept between steps per weight, besides the weight.
+        per_neuron: numbers kept between steps per hidden neuron.
+        reads: reads of a weight per step, by the neurons and by the update.
+        writes: writes of a weight per minibatch.
     """
 
     per_weight: int
@@ -110,7 +112,7 @@ class Needs:
 
 
 def count(rule: eqprop.Rule, tied: bool) -> Needs:
-    """What a rule needs to learn one sample."""
+    """Return the needs of a rule that learns one sample."""
     net = eqprop.layered(*SIZES, tied=tied, bias=False, dtype=torch.float64)
     x, y = torch.rand(1, SIZES[0], dtype=torch.float64), torch.eye(SIZES[-1]).double()[:1]
     ledger, between = Ledger(), net.synapses[1]
@@ -123,10 +125,10 @@ def count(rule: eqprop.Rule, tied: bool) -> Needs:
     writes = {
         sum(ledger.writes[place, step] for step in range(ledger.step + 1)) for place in weights
     }
-    (per_step,), (per_minibatch,) = reads, writes  # each weight and each step is like the others
+    (per_step,), (per_minibatch,) = reads, writes  # the same for all weights and steps
     hidden, output = SIZES[1:]
     per_weight, rest = divmod(ledger.kept(hidden * output, T), len(weights))
-    assert rest == 0  # forward and backward weight alike
+    assert rest == 0  # the same for forward and backward weight
     return Needs(per_weight, ledger.kept(hidden, T), per_step, per_minibatch)
 
 
@@ -145,7 +147,7 @@ def needs_table() -> str:
 
 
 def wear_table() -> str:
-    """Writes per weight of the paper's recipes, from the counts above and 60,000 images."""
+    """Return the writes per weight in the paper's recipes, from the counts and 60,000 images."""
     rows: list[list[object]] = []
     for name in RECIPES:
         recipe = recipes.load(name)

@@ -1,7 +1,7 @@
-"""Print the tables of docs/nudging.md: how far each nudging is from the gradient.
+"""Print the tables of docs/nudging.md: the error of the gradient with each nudging.
 
-The exact gradient is that of RBP at the steady state. The network is a 4-5-3 with tanh in real
-time, in float64, with phases of 600 steps.
+The exact gradient is that of RBP at the steady state. The network is 4-5-3 with tanh in real time,
+in float64, with phases of 600 steps.
 """
 
 import torch
@@ -28,13 +28,13 @@ def minibatch() -> tuple[Tensor, Tensor]:
 
 
 def gradient(rule: Rule) -> Tensor:
-    """The one gradient of a rule, all parameters in one vector."""
+    """Return the single gradient of a rule, all parameters in one vector."""
     (found,) = rule.gradients(network(), *minibatch())
     return torch.cat([part.flatten() for part in found.values()])
 
 
 def moved(rule: Rule, eta: float) -> Tensor:
-    """What one step of learning adds to the parameters, divided by −η."""
+    """Return the change of the parameters in one step of learning, divided by −η."""
     net, before = network(), network()
     eqprop.make_engine(net, rule, eta, "reference").step(*minibatch())
     pairs = zip(before.parameters(), net.parameters(), strict=True)
@@ -46,8 +46,8 @@ def ep(nudging: eqprop.Nudging) -> eqprop.EP:
 
 
 def accuracy() -> list[list[float]]:
-    """For each β: the relative errors of one-sided, centred and holomorphic nudging, and the
-    standard deviation of a random sign.
+    """Return one row per β: the relative errors of one-sided, centred and holomorphic nudging, and
+    the standard deviation of a random sign.
     """
     exact = gradient(eqprop.RBP(free_steps=STEPS, backward_steps=STEPS))
 
@@ -64,7 +64,7 @@ def accuracy() -> list[list[float]]:
 
 
 def continual() -> list[list[float]]:
-    """For each (η, β): how far C-EP is from EP, both with centred nudging, relative to EP."""
+    """Return one row per (η, β): the relative difference of C-EP from EP, with centred nudging."""
     rows = []
     for eta, beta in CONTINUAL:
         steps = {"nudging": Centred(beta), "free_steps": STEPS, "nudged_steps": STEPS}
@@ -74,7 +74,7 @@ def continual() -> list[list[float]]:
 
 
 def table(head: list[str], rows: list[list[float]], settings: int) -> str:
-    """A Markdown table; the first numbers of a row are its settings, the others are measured."""
+    """Return a Markdown table. The first `settings` numbers of a row are settings."""
     lines = [head, ["---:"] * len(head)]
     for row in rows:
         known, found = row[:settings], row[settings:]

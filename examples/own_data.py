@@ -16,7 +16,7 @@ SETTINGS = {"layers": [2, 64, 2], "learning_rates": [0.04, 0.02], "free_steps": 
 
 
 def two_moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Points [n, 2] on two half circles that reach into each other, and their labels [n]."""
+    """Return points [n, 2] on two interleaved half circles, and their labels [n]."""
     source = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 2
     around = math.pi * (torch.rand(n, generator=source) + labels)
@@ -25,7 +25,7 @@ def two_moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def trained(recipe: str, **overrides: object) -> eqprop.Run:
-    """Three networks of each setting, trained on 1000 points and tested on 500."""
+    """Train three networks per setting on 1000 points and test them on 500."""
     return eqprop.train(
         recipe,
         data=(two_moons(1000, seed=0), two_moons(500, seed=1)),

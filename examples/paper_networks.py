@@ -1,11 +1,11 @@
-"""gddcheck on the paper's four networks: symmetric and asymmetric, discrete and real time.
+"""Run gddcheck on the paper's four networks: symmetric and asymmetric, discrete and real time.
 
 The hyperparameters are those of the paper's table for its GDD figures (784-512-10, tanh, one
-sample, η → 0); the weights are drawn as in the authors' code. The sample is a random sparse
-image, so that nothing has to be downloaded.
+sample, η → 0). The weights are drawn as in the authors' code. The sample is a random sparse image,
+so nothing has to be downloaded.
 
-A table follows for the three readings of σ′ in the discrete-time update of C-VF (`update_slope`):
-on the asymmetric network, and where Theorem 2 asks for more, with a symmetric Jacobian.
+A table follows for the three variants of σ′ in the discrete-time update of C-VF (`update_slope`):
+on the asymmetric network, and on a network with a symmetric Jacobian, as Theorem 2 requires.
 """
 
 import copy
@@ -38,7 +38,7 @@ NETWORKS = {
 
 
 def sample() -> tuple[torch.Tensor, torch.Tensor]:
-    """An image with a fifth of its pixels lit, and a target."""
+    """Return an image in which a fifth of the pixels are nonzero, and a target."""
     source = torch.Generator().manual_seed(0)
     lit = torch.rand(1, 784, generator=source, dtype=torch.float64) < 0.2
     x = lit * torch.rand(1, 784, generator=source, dtype=torch.float64)
@@ -50,10 +50,11 @@ def network(*sizes: int, **axes: Any) -> eqprop.Network:
 
 
 def with_symmetric_jacobian(net: eqprop.Network, x: torch.Tensor) -> eqprop.Network:
-    """A copy of a network with one hidden layer whose Jacobian is symmetric at the steady state.
+    """Return a copy of a network with one hidden layer whose Jacobian at the steady state is
+    symmetric.
 
-    With D = diag σ′ that takes W_b = D_output·W_fᵀ·D_hidden⁻¹. The bias of the hidden layer
-    makes up for the change, so that the steady state of the one sample x stays.
+    With D = diag σ′ this requires W_b = D_output·W_fᵀ·D_hidden⁻¹. The bias of the hidden layer
+    compensates for the change, so the steady state of the sample x does not change.
     """
     net = copy.deepcopy(net)
     hidden, output = eqprop.relax(net, x, steps=150).state
@@ -65,7 +66,7 @@ def with_symmetric_jacobian(net: eqprop.Network, x: torch.Tensor) -> eqprop.Netw
 
 
 def print_update_slopes(x: torch.Tensor, y: torch.Tensor) -> None:
-    """The largest relative error of a parameter, and the angle of all, as β falls."""
+    """Print the largest relative error of a parameter and the angle of all, for decreasing β."""
     net = network(784, 512, 10, tied=False, time=DISCRETE)
     betas = (0.01, 0.0001)
     print("\nC-VF in discrete time, by update_slope: largest relative error of a parameter, angle")

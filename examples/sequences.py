@@ -14,7 +14,7 @@ X = torch.zeros(1, 1, dtype=torch.float64)
 
 
 def two_neurons() -> eqprop.Network:
-    """A hidden and an output neuron that excite each other. Both high and both low are steady."""
+    """Return a network of two neurons that excite each other, steady if both are high or low."""
     net = eqprop.layered(1, 1, 1, dtype=torch.float64)
     net.synapses[0].weight.zero_()  # no input reaches them
     net.synapses[1].weight.fill_(2.0)
@@ -24,7 +24,7 @@ def two_neurons() -> eqprop.Network:
 
 
 def trajectory(steps: int, in_turn: bool) -> list[State]:
-    """The states from START on: all layers move at every step, or one after the other."""
+    """Return the states from START on. All layers move at every step, or one after the other."""
     net = two_neurons()
     states = [tuple(torch.full((1, 1), value, dtype=torch.float64) for value in START)]
     for t in range(steps):
@@ -33,7 +33,7 @@ def trajectory(steps: int, in_turn: bool) -> list[State]:
 
 
 def change(states: list[State], steps: int) -> float:
-    """The largest change of any neuron over the last steps."""
+    """Return the largest change of any neuron over the last steps."""
     pairs = zip(states[-1], states[-1 - steps], strict=True)
     return max(float((now - before).abs().max()) for now, before in pairs)
 

@@ -13,7 +13,7 @@ BETAS = (0.1, 0.05, 0.025, 0.0125)
 
 
 def network() -> eqprop.Network:
-    """Two hidden layers and a connection that skips one, in real time."""
+    """Return a network with two hidden layers and a connection that skips one, in real time."""
     return eqprop.Network(
         [eqprop.Input(8), eqprop.Layer("a", 6), eqprop.Layer("b", 5), eqprop.Layer("out", 3)],
         [
@@ -30,7 +30,7 @@ def network() -> eqprop.Network:
 
 
 def errors(beta: float) -> list[float]:
-    """‖Δ(t) + ∇(t)‖ / ‖∇(t)‖ of the weights from a to b, for t = 1 … K−1.
+    """Return ‖Δ(t) + ∇(t)‖ / ‖∇(t)‖ of the weights from a to b, for t = 1 … K−1.
 
     The nudge needs a step to reach b: at t = 0 both are zero.
     """

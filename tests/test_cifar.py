@@ -161,7 +161,7 @@ BAD_ARCHIVES = {
     "too large": (os.urandom(600_000), f"{ARCHIVE}: more than 500000 bytes"),
     "a short file": (
         spoilt(lambda files: archived({**files, FILES[2]: files[FILES[2]][:-1]})),
-        f"{FILES[2]}: {N * 3073 - 1} bytes, where {N} images of 3073 bytes are due",
+        f"{FILES[2]}: {N * 3073 - 1} bytes, but must be {N} images of 3073 bytes",
     ),
 }
 
@@ -187,7 +187,7 @@ def test_faulty_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for files, reason in (
         ({}, f"missing {', '.join(FILES)}"),
         ({FILES[0]: b""}, f"missing {', '.join(FILES[1:])}"),
-        ({**tiny_files(), FILES[5]: b"ab"}, f"{FILES[5]}: 2 bytes, where {N} images"),
+        ({**tiny_files(), FILES[5]: b"ab"}, f"{FILES[5]}: 2 bytes, but must be {N} images"),
     ):
         shutil.rmtree(folder, ignore_errors=True)
         with pytest.raises(DataError) as caught:
@@ -259,7 +259,7 @@ def test_bad_answer_is_named_and_never_cached(
         load("tiny", mirrors=(mirror.address(manner),))
     message = one_line(caught)
     assert f"{mirror.address(manner)}: {reason}" in message
-    assert f"mend one of these, or put {ARCHIVE} or its files {FILES[0]}, " in message
+    assert f"fix one of these, or put {ARCHIVE} or its files {FILES[0]}, " in message
     assert not cache.exists()
 
 

@@ -239,7 +239,7 @@ def test_in_real_time_the_winners_tremble_in_proportion_to_dt():
 def test_pooling_is_refused_where_neurons_take_complex_values():
     net, (x, y) = a_network(), a_minibatch()
     rule = eqprop.EP(nudging=eqprop.Holomorphic(0.1, 4), free_steps=5, nudged_steps=2)
-    with pytest.raises(ValueError, match="Holomorphic needs analytic functions, and Conv2d"):
+    with pytest.raises(ValueError, match="Holomorphic needs analytic functions, but Conv2d"):
         rule.gradients(net, x, y)
 
 

@@ -515,11 +515,11 @@ FAULTS = {
     "not a header": (changed(TRAIN_LABELS, b"\0\0\x08"), f"{TRAIN_LABELS}: 3 bytes are too few"),
     "wrong magic": (
         changed(TRAIN_IMAGES, b"\0\0\x0d\x03" + tiny_files()[TRAIN_IMAGES][4:]),
-        f"{TRAIN_IMAGES}: magic number 3331 where 2051 is due",
+        f"{TRAIN_IMAGES}: magic number 3331 must be 2051",
     ),
     "labels for images": (
         changed(TEST_IMAGES, tiny_files()[TEST_LABELS] + bytes(9)),
-        f"{TEST_IMAGES}: magic number 2049 where 2051 is due",
+        f"{TEST_IMAGES}: magic number 2049 must be 2051",
     ),
     "truncated": (
         changed(TEST_IMAGES, tiny_files()[TEST_IMAGES][:-1]),
@@ -717,9 +717,9 @@ def test_mirrors_are_tried_in_order_until_one_is_good(
         ("page", f"{TRAIN_IMAGES}.gz: not a whole gzip file"),
         ("huge", f"{TRAIN_IMAGES}.gz: more than 9999 bytes"),
         ("bomb", f"{TRAIN_IMAGES}: magic number 0"),
-        ("silent", f"{TRAIN_IMAGES}.gz: no whole answer in time"),
-        ("slow-headers", f"{TRAIN_IMAGES}.gz: no whole answer in time"),
-        ("drip", f"{TRAIN_IMAGES}.gz: no whole answer in time"),
+        ("silent", f"{TRAIN_IMAGES}.gz: no complete response in time"),
+        ("slow-headers", f"{TRAIN_IMAGES}.gz: no complete response in time"),
+        ("drip", f"{TRAIN_IMAGES}.gz: no complete response in time"),
     ],
 )
 def test_bad_answer_is_named_soon_and_never_cached(
@@ -735,7 +735,7 @@ def test_bad_answer_is_named_soon_and_never_cached(
     message = one_line(caught)
     assert f"{mirror.address(manner)}: {reason}" in message
     assert f"cache {cache}: no such folder" in message
-    assert "mend one of these, or put the four files" in message
+    assert "fix one of these, or put the four files" in message
     assert not cache.exists()
 
 

@@ -740,7 +740,7 @@ def test_what_a_run_is_given_is_checked_the_same_way_everywhere(kind):
 @pytest.mark.parametrize("kind", FAST)
 def test_one_step_is_too_few_for_layers_in_turn(kind):
     rule = eqprop.EP(beta=0.1, free_steps=1, nudged_steps=1, in_turn=True)
-    with pytest.raises(ValueError, match="2 at least with in_turn"):
+    with pytest.raises(ValueError, match="at least 2 with in_turn"):
         eqprop.make_engine(eqprop.layered(6, 9, 4), rule, 0.1, kind)
 
 

@@ -167,7 +167,7 @@ def test_a_report_of_a_folder_that_is_not_there_is_refused(cli: Cli, tmp_path: P
     outcome = cli("paper", "report", "--results", tmp_path / "resluts", "--update-docs")
     assert outcome.code == 2
     assert outcome.error == (
-        f"--results {tmp_path / 'resluts'}: no such folder: give the one that holds paper/"
+        f"--results {tmp_path / 'resluts'}: no such folder: give the one with paper/ in it"
     )
     assert not (tmp_path / "resluts").exists()
 
@@ -233,7 +233,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
             "'curve-c-ep' is neither an item of the paper nor one of its runs: "
             "did you mean curves-c-ep?",
         ),
-        (("all", "rescaled"), "all: stands for every item: name no other beside it"),
+        (("all", "rescaled"), "all means every item: name no other item with it"),
         (
             ("speed", "--device", "cuda"),
             "device cuda: PyTorch sees no GPU here: use cpu",

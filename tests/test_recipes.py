@@ -468,7 +468,7 @@ def test_malformed_override_is_refused(text: str) -> None:
         ({"beta": [0.1, 0]}, "nudging.beta must not be 0: there would be no second phase"),
         ({"free_steps": 0}, "rule.free_steps must be a positive integer, not 0"),
         ({"nudged_steps": -2}, "rule.nudged_steps must be a positive integer, not -2"),
-        ({"free_steps": 1, "in_turn": True}, "rule.free_steps must be 2 at least with in_turn"),
+        ({"free_steps": 1, "in_turn": True}, "rule.free_steps must be at least 2 with in_turn"),
         ({"tolerance": -1e-3}, "rule.tolerance must not be negative, not -0.001"),
         (
             {"learning_rates": [0.1]},

@@ -296,7 +296,7 @@ def test_more_steps_than_can_be_counted_are_refused(steps):
         lambda: eqprop.relax(a_network(), a_minibatch()[0], steps),
         lambda: an_engine(a_network(), "reference").relax(a_minibatch()[0], steps),
     ):
-        with pytest.raises(ValueError, match=f"must be 2147483647 at most, not {steps}"):
+        with pytest.raises(ValueError, match=f"must be at most 2147483647, not {steps}"):
             call()
 
 
@@ -459,7 +459,7 @@ def test_available_memory_is_what_this_machine_has(monkeypatch, tmp_path):
 def test_a_count_beyond_32_bits_is_refused():
     engine = eqprop.make_engine(a_network(), RULE, 0.1, "native")
     assert type(engine) is NativeEngine
-    with pytest.raises(ValueError, match=r"2400000000 pixels at once"):
+    with pytest.raises(ValueError, match=r"pixels must be at most \d+, not 2400000000"):
         engine._call("step", 400_000_000, 5, 0)
 
 

@@ -1,15 +1,15 @@
 """eqprop: equilibrium propagation with continual weight updates.
 
-net  = eqprop.layered(784, 512, 10)                      a network: F(x, s, θ)
-eqprop.relax(net, x, steps=40)                           its dynamics
+net  = eqprop.layered(784, 512, 10)                      # a network: F(x, s, θ)
+eqprop.relax(net, x, steps=40)                           # its dynamics
 rule = eqprop.ContinualEP(beta=0.2, free_steps=40, nudged_steps=15)
-eqprop.gddcheck(net, rule, x, y)                         does the rule follow BPTT?
+eqprop.gddcheck(net, rule, x, y)                         # does the rule follow BPTT?
 eqprop.make_engine(net, rule, learning_rates=(0.0056, 0.0028)).step(x, y)
 run  = eqprop.train("c-ep-1h", epochs=2, seeds=2)        # a recipe, on MNIST
 eqprop.evaluate(run).error                               # test error in %, one per network
 """
 
-from eqprop import quiet_start as quiet_start  # first: before anything large
+from eqprop import quiet_start as quiet_start  # before the large imports
 from eqprop.activations import Activation
 from eqprop.analysis import (
     GddReport,

@@ -13,14 +13,14 @@ Elementwise = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Activation:
-    """σ and σ', each elementwise.
+    """An elementwise activation σ with its derivative σ'.
 
     Args:
-        name: what it is called.
+        name: its name.
         value: σ.
-        derivative: σ'. Default None: `torch.func.grad` supplies it.
-        bounds: the values between which σ lies. Default None: there are none.
-        holomorphic: whether σ is an analytic function that takes complex numbers. Default False.
+        derivative: σ'. Default None: `torch.func.grad` computes it.
+        bounds: (lowest, highest) value of σ. Default None: unbounded.
+        holomorphic: whether σ is analytic and accepts complex numbers. Default False.
     """
 
     name: str
@@ -58,7 +58,7 @@ def _hard_sigmoid(v: Tensor) -> Tensor:
 
 
 def _hard_sigmoid_slope(v: Tensor) -> Tensor:
-    return ((v >= 0) & (v <= 1)).to(v.dtype)  # 1 on the closed interval, as autograd has it
+    return ((v >= 0) & (v <= 1)).to(v.dtype)  # 1 on the closed interval, as in autograd
 
 
 def _identity(v: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ ACTIVATIONS = {a.name: a for a in (SIGMOID, TANH, HARD_SIGMOID, IDENTITY)}
 
 
 def as_activation(choice: str | Activation | Elementwise) -> Activation:
-    """An activation from its name, from itself, or from any elementwise PyTorch function."""
+    """Return an `Activation` from its name, from itself or from an elementwise function."""
     if isinstance(choice, Activation):
         return choice
     if isinstance(choice, str):

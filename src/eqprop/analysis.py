@@ -1,6 +1,6 @@
-"""Does a learning rule follow the gradients of BPTT? Measured step by step, and as a verdict.
+"""Analysis: how well a learning rule follows the gradients of BPTT, step by step.
 
-Everything points uphill on the loss: where the paper compares Δ(t) with −∇(t), this compares
+All values point uphill on the loss. The paper compares Δ(t) with −∇(t); this module compares
 −Δ(t) with ∇(t).
 """
 
@@ -24,11 +24,11 @@ from eqprop.updates import Descent
 
 
 def angle(a: Tensor | Gradients, b: Tensor | Gradients, ensemble: Sequence[int] = ()) -> Tensor:
-    """The angle in degrees between two tensors, or two sets of tensors by name, [*ensemble].
+    """Return the angle in degrees between two tensors or two sets of tensors, [*ensemble].
 
     Args:
-        a, b: tensors of one shape, or {name: tensor} with the same names.
-        ensemble: the leading axes that are kept apart. Default (): none.
+        a, b: tensors of equal shape, or {name: tensor} with the same names.
+        ensemble: the leading axes, which are kept. Default (): none.
     """
     return angle_between(_flat(a, ensemble)[..., None, :], _flat(b, ensemble)[..., None, :])
 
@@ -39,11 +39,13 @@ def _flat(value: Tensor | Gradients, ensemble: Sequence[int]) -> Tensor:
 
 
 def sign_agreement(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:
-    """The share of entries of a with the sign of b, [*ensemble], where b is above rounding.
+    """Return the share of entries of a that have the sign of b, [*ensemble].
+
+    Only entries where b exceeds its rounding error count.
 
     Args:
-        a, b: tensors of one shape.
-        ensemble: the leading axes that are kept apart. Default (): none.
+        a, b: tensors of equal shape.
+        ensemble: the leading axes, which are kept. Default (): none.
     """
     tally = _Tally(tuple(ensemble))
     tally.add(a, b)
@@ -51,11 +53,11 @@ def sign_agreement(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor
 
 
 def relative_error(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor:
-    """‖a − b‖ / ‖b‖, [*ensemble]: 0 where both are zero, infinite where only b is.
+    """Return ‖a − b‖ / ‖b‖, [*ensemble]: 0 where both are zero, infinite where only b is.
 
     Args:
-        a, b: tensors of one shape.
-        ensemble: the leading axes that are kept apart. Default (): none.
+        a, b: tensors of equal shape.
+        ensemble: the leading axes, which are kept. Default (): none.
     """
     tally = _Tally(tuple(ensemble))
     tally.add(a, b)
@@ -63,7 +65,7 @@ def relative_error(a: Tensor, b: Tensor, ensemble: Sequence[int] = ()) -> Tensor
 
 
 class _Tally:
-    """How one process −Δ(t) compares with another ∇(t), gathered without storing either."""
+    """Accumulates the comparison of −Δ(t) with ∇(t) over t, without storing either."""
 
     def __init__(self, ensemble: tuple[int, ...]) -> None:
         self._ensemble = ensemble
@@ -105,12 +107,12 @@ class _Tally:
 
 @dataclass(frozen=True)
 class Process:
-    """The gradients that a rule reads at each time t = 0 … K−1, stacked along a first axis.
+    """The gradients of a rule at times t = 0 … K−1, stacked along the first axis.
 
     Args:
-        neurons: {layer: [K, *ensemble, batch, n]}, for every sample.
+        neurons: {layer: [K, *ensemble, batch, n]}, per sample.
         synapses: {parameter: [K, *shape]}, mean over the batch.
-        free: the free phase that they rest on.
+        free: the free phase before them.
     """
 
     neurons: dict[str, Tensor]
@@ -118,7 +120,7 @@ class Process:
     free: Relaxation
 
     def total(self) -> Gradients:
-        """Σ_t of the synapses' gradients."""
+        """Return the sum of the synapses' gradients over t."""
         return {name: process.sum(0) for name, process in self.synapses.items()}
 
 
@@ -131,9 +133,9 @@ def time_resolved(
     *,
     learning_rates: LearningRates | None = None,
 ) -> Process:
-    """−Δ_s(t), −Δ_θ(t) of a two-phase rule, or ∇_s(t), ∇_θ(t) of BPTT and RBP, as a `Process`.
+    """Return −Δ_s(t), −Δ_θ(t) of a two-phase rule, or ∇_s(t), ∇_θ(t) of BPTT and RBP.
 
-    The model itself is left as it is.
+    The result is a `Process`. The model does not change.
 
     Args:
         model: the network, or another `Model`.
@@ -141,10 +143,9 @@ def time_resolved(
         x: inputs, [batch, n] or [*ensemble, batch, n].
         y: targets, [batch, n] or [*ensemble, batch, n].
         cost: ℓ(output, y) of the last layer. Default None: the model's read-out.
-        learning_rates: those of training, as `make_engine` takes them. With them, a continual rule
+        learning_rates: the learning rates of training, as in `make_engine`. A continual rule then
             moves θ during the phase as training does: by η, or by rescale·η if the rule rescales.
-            Any other rule updates θ once, after the phase, so θ stays fixed; and so it does without
-            (default None, η → 0).
+            θ stays fixed under any other rule. Default None: θ stays fixed, the limit η → 0.
     """
     moving = _Moving(model, rule, x, y, cost, learning_rates)
     steps = list(moving)
@@ -169,9 +170,9 @@ def total_update(
     *,
     learning_rates: LearningRates | None = None,
 ) -> Gradients:
-    """`time_resolved(...).total()`, without storing the process: {parameter: Σ_t −Δ_θ(t)}.
+    """Return {parameter: Σ_t −Δ_θ(t)}: `time_resolved(...).total()` without storing the process.
 
-    The total of a rule that rescales is the one which training multiplies by η, not by η_tiny.
+    If the rule rescales, training multiplies this total by η, not by η_tiny.
 
     Args:
         model, rule, x, y, cost, learning_rates: as in `time_resolved`.
@@ -180,7 +181,7 @@ def total_update(
 
 
 class _Moving(Iterator[Step]):
-    """The steps of a rule on a copy of the model, whose θ moves as it does in training."""
+    """The steps of a rule on a copy of the model, whose θ moves as in training."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class _Moving(Iterator[Step]):
         share = rule.moving_share
         self._rates = {name: share * eta for name, eta in given.items()} if share else {}
         self.moving = bool(self._rates)
-        as_given = torch.ones(model.ensemble)  # β keeps its sign, also where training draws it
+        as_given = torch.ones(model.ensemble)  # β keeps its sign, even if training draws it
         self._steps = rule.steps(self._model, x, y, cost, sign=as_given)
         self.free = self._steps.free
         self._latest: Gradients | None = None
@@ -212,13 +213,13 @@ class _Moving(Iterator[Step]):
 
 @dataclass(frozen=True)
 class Tolerances:
-    """What `gddcheck` accepts, for every layer and every parameter.
+    """The limits of `gddcheck` for every layer and every parameter.
 
     Args:
         relative_error: the largest ‖−Δ − ∇‖ / ‖∇‖ over all t. Default 0.1.
         angle: the largest angle between the totals, in degrees. Default 10.
-        sign_agreement: the smallest share of entries with equal signs over all t, where ∇ is not
-            zero. Default 0.9.
+        sign_agreement: the smallest share of entries with equal signs over all t, counted where ∇
+            is not zero. Default 0.9.
     """
 
     relative_error: float = 0.1
@@ -228,7 +229,7 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class GddRow:
-    """One layer's neurons or one parameter, the worst member of an ensemble."""
+    """The comparison for the neurons of one layer or for one parameter: the worst member."""
 
     name: str
     relative_error: float
@@ -239,17 +240,17 @@ class GddRow:
 
 @dataclass(frozen=True)
 class GddReport:
-    """The verdict of `gddcheck`. It prints as a table; `passed` is the answer.
+    """Result of `gddcheck`. It prints as a table; `passed` is the verdict.
 
     Args:
         rule: the name of the rule.
-        steps: K, how many steps were compared.
+        steps: K, the number of steps compared.
         moving: whether the weights moved during the phase.
-        residual: of the free phase.
-        tolerances: what was accepted.
+        residual: the residual of the free phase.
+        tolerances: the limits.
         neurons: one row per layer.
         synapses: one row per parameter.
-        angle: in degrees, between the totals of all parameters together.
+        angle: angle in degrees between the totals over all parameters.
     """
 
     rule: str
@@ -303,19 +304,19 @@ def gddcheck(
 ) -> GddReport:
     """Check the gradient-descending dynamics (Theorem 1) of a rule on a model, at its β and η.
 
-    What `torch.autograd.gradcheck` does for a backward pass: the rule's updates Δ(t) of every
-    layer and parameter are held against −∇(t) of BPTT, t = 0 … K−1. Returns a `GddReport`, which
-    prints as a table and has `passed`. Use float64.
+    It does for a learning rule what `torch.autograd.gradcheck` does for a backward pass: it
+    compares the updates Δ(t) of every layer and parameter with −∇(t) of BPTT, t = 0 … K−1. It
+    returns a `GddReport`, which prints as a table and has `passed`. Use float64.
 
     Args:
-        model: the network, or another `Model`; it is left as it is.
-        rule: the learning rule, with `free_steps` no fewer than K.
+        model: the network, or another `Model`; it does not change.
+        rule: the learning rule, with `free_steps` of at least K.
         x: inputs, [batch, n] or [*ensemble, batch, n].
         y: targets, [batch, n] or [*ensemble, batch, n].
         cost: ℓ(output, y) of the last layer. Default None: the model's read-out.
-        learning_rates: as `make_engine` takes them. They move the weights during the phase where
-            training does, under a continual rule; the report says whether they moved. Default
-            None: weights held still.
+        learning_rates: the learning rates of training, as in `make_engine`. Under a continual rule
+            the weights then move during the phase, as in training; the report says whether they
+            moved. Default None: the weights stay fixed.
         tolerances: how much rule and BPTT may differ. Default: `Tolerances()`.
     """
     K = rule.horizon

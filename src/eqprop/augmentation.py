@@ -1,7 +1,7 @@
-"""Augmentation: images shifted and mirrored at random, anew for each network and epoch.
+"""Augmentation: random shifts and mirror images, drawn again per network and epoch.
 
-What is drawn depends on the seed of a network and the number of the epoch alone. So nothing has to
-be remembered between epochs, and a run that resumes goes on with the same images.
+The draw depends only on the seed of a network and the number of the epoch. So a run keeps no state
+between epochs, and a resumed run continues with the same images.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from eqprop.splits import Split
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How the images to train on vary.
+    """Random changes to the training images.
 
     Args:
-        shift: the most pixels that an image moves up or down, and left or right. What comes in at
-            the border is 0, before any normalisation. Default 0.
-        flip: mirror half of the images, left to right. Default False.
+        shift: the largest shift in pixels, both vertically and horizontally. Pixels that enter at
+            the border are 0 before normalisation. Default 0.
+        flip: whether to mirror half of the images, left to right. Default False.
     """
 
     shift: int = 0
@@ -41,9 +41,9 @@ class Augmentation:
             )
 
     def draw(self, split: Split, seeds: Sequence[int], epoch: int) -> Split:
-        """The samples of one epoch, as networks with these seeds see them.
+        """Return the samples of one epoch as networks with these seeds see them.
 
-        Its `batch` takes an index [len(seeds), batch].
+        The `batch` method of the result takes an index [len(seeds), batch].
         """
         if not self:
             return split
@@ -63,11 +63,11 @@ class Augmentation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Augmented(Split):
-    """Samples of which each member of an ensemble sees others.
+    """Samples that differ per member of an ensemble.
 
     Args:
-        shifts: by how many pixels an image moves down and right, [members, n, 2].
-        flips: whether it is mirrored, [members, n].
+        shifts: pixels by which each image moves down and right, [members, n, 2].
+        flips: whether each image is mirrored, [members, n].
     """
 
     shifts: Tensor

@@ -1,4 +1,4 @@
-"""Proper colourings: groups of layers that can move at once because none sees another."""
+"""Proper colourings: groups of layers that can move together because no synapse joins them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 
 def colours(vertices: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """The vertices 0 … n−1 in groups, so that no edge joins two of one group.
+    """Split the vertices 0 … n−1 into groups so that no edge joins two vertices of one group.
 
-    Next comes the vertex whose neighbours have the most colours, the first of them where several
-    do; it takes the first colour that none of them has. That gives two groups wherever two are
-    enough (a connected part is then never left before it is done), and few elsewhere.
+    This is DSATUR: the next vertex is the one whose neighbours have the most colours (the lowest
+    number on a tie), and it takes the first colour that no neighbour has. A bipartite graph gets
+    at most two groups, any other graph few.
+
+    Args:
+        vertices: n, the number of vertices.
+        edges: pairs of vertices.
     """
     neighbours: list[set[int]] = [set() for _ in range(vertices)]
     for a, b in edges:

@@ -1,4 +1,4 @@
-"""Costs ℓ(output, y), one value per sample. Any differentiable function of that form will do."""
+"""Costs ℓ(output, y), one value per sample. Any differentiable function of this form is a cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-Cost = Callable[[Tensor, Tensor], Tensor]  # ([*, B, n], y) -> [*, B]
+Cost = Callable[[Tensor, Tensor], Tensor]  # ([*, batch, n], y) -> [*, batch]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class SquaredError:
         return 0.5 * ((output - self.target(y, output.shape, output.dtype)) ** 2).sum(-1)
 
     def target(self, y: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """y as an output of this shape, [*ensemble, batch, n], should be. Raise where it cannot."""
+        """Return y as a target for an output of this shape, [*ensemble, batch, n]; raise if it
+        does not fit.
+        """
         y = as_target(y, shape[:-2], shape[-1], dtype)
         if y.shape[-1] != shape[-1]:
             raise ValueError(
@@ -35,7 +37,7 @@ class SquaredError:
 
 
 def as_target(y: Tensor, ensemble: Sequence[int], classes: int, dtype: torch.dtype) -> Tensor:
-    """Class indices as one-hot targets [*, batch, classes]; any other target as it is.
+    """Turn class indices into one-hot targets [*, batch, classes]; leave other targets unchanged.
 
     Integers of shape [batch] or [*ensemble, batch] are class indices.
     """
@@ -55,14 +57,14 @@ def as_target(y: Tensor, ensemble: Sequence[int], classes: int, dtype: torch.dty
 
 
 def cost_gradient(cost: Cost, output: Tensor, y: Tensor) -> Tensor:
-    """∂ℓ/∂output of every sample, [*, B, n]."""
+    """Return ∂ℓ/∂output per sample, [*, batch, n]."""
 
     def summed(output: Tensor) -> Tensor:
         value = cost(output, y)
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if shape != list(output.shape[:-1]):
             raise ValueError(
-                f"cost must return one value a sample, a tensor {list(output.shape[:-1])}, "
+                f"cost must return one value per sample, a tensor {list(output.shape[:-1])}, "
                 f"not {shape}"
             )
         return value.sum()

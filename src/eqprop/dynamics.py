@@ -1,4 +1,4 @@
-"""Dynamics: `relax` runs the first phase and reports itself; `nudged_step` is one of the second.
+"""Dynamics: `relax` runs the first phase, `nudged_step` takes one step of the second.
 
 First phase   s_{t+1} = F(x, s_t, θ)                                   Eq. (1st-phase)
 Second phase  s_{t+1} = F(x, s_t, θ) − β ε ∂ℓ/∂s (s_t, y)              Eq. (C-EP), neurons
@@ -25,7 +25,7 @@ class NonFinite(ArithmeticError):
 
     Args:
         place: the layer or parameter.
-        happened: after which step or update.
+        happened: the step or update after which it happened.
         members: which members, a bool tensor [*ensemble].
     """
 
@@ -44,7 +44,7 @@ class NonFiniteState(NonFinite):
 
     Args:
         layer: its name.
-        step: of the phase, from 1 on.
+        step: step of the phase, counted from 1.
         phase: "free" or "nudged".
         members: which members, a bool tensor [*ensemble].
     """
@@ -55,7 +55,7 @@ class NonFiniteState(NonFinite):
 
 
 class NotSettled(UserWarning):
-    """A free phase ended before the state stood still: gradients read off it are not exact."""
+    """A free phase ended before the state settled, so its gradients are not exact."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Relaxation:
     """Result of a free phase.
 
     Args:
-        state: where it ended, one tensor [*ensemble, batch, *shape] per layer.
+        state: the final state, one tensor [*ensemble, batch, *shape] per layer.
         residual: the largest change of any neuron at its last update; zero at a steady state.
-        steps: how many it took, the most of any member.
-        sample_residual: the residual of each sample, [*ensemble, batch].
-        member_steps: the steps of each member, [*ensemble].
-        tolerance: the residual at which it would have ended early, if any.
-        history: the states before the last steps, oldest first; as many as `relax` was to keep.
+        steps: number of steps taken, the maximum over members.
+        sample_residual: the residual per sample, [*ensemble, batch].
+        member_steps: the steps per member, [*ensemble].
+        tolerance: the phase ends early once the residual is at most this. None: it never does.
+        history: the last `keep` states before the final one, oldest first (see `relax`).
     """
 
     state: State
@@ -82,7 +82,7 @@ class Relaxation:
 
     @property
     def settled(self) -> bool:
-        """Whether the residual came below the tolerance (without one: to exactly zero)."""
+        """Whether the residual is at most the tolerance, or exactly zero without a tolerance."""
         return self.residual <= (self.tolerance or 0.0)
 
 
@@ -97,26 +97,26 @@ def relax(
     state: State | None = None,
     keep: int = 0,
 ) -> Relaxation:
-    """Run the free phase; return its end as a `Relaxation`.
+    """Run the free phase; return the result as a `Relaxation`.
 
     Args:
         model: the network, or another `Model`.
         x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
-        steps: how many, at most; a positive integer.
-        tolerance: end once no neuron moves by more than this; each ensemble member stops for
-            itself. Default None: take exactly `steps` steps.
-        in_turn: move the groups of layers of `model.split()` in turn, one group per step: less
-            work, the same steady states, and none of the alternation between two of them that
-            synchronous steps of dense layers allow. Default False.
-        state: s_0, one tensor per layer. Default None: zero.
-        keep: how many states to record from the end of the way, for BPTT. Default 0.
+        steps: maximum number of steps; a positive integer.
+        tolerance: stop once no neuron moves by more than this. Each ensemble member stops
+            independently. Default None: take exactly `steps` steps.
+        in_turn: move the groups of layers of `model.split()` in turn, one group per step. This
+            is less work and has the same steady states. It cannot alternate between two of them,
+            as synchronous steps of dense layers can. Default False.
+        state: s_0, one tensor [*ensemble, batch, *shape] per layer. Default None: zero.
+        keep: number of states to record before the final one, for BPTT. Default 0.
     """
     check_steps("steps", steps)
     check_tolerance(tolerance)
     model.check_input(x)
     groups: tuple[tuple[int, ...] | None, ...] = model.split() if in_turn else (None,)
     if steps < len(groups):
-        raise ValueError(f"steps must be {len(groups)} at least with in_turn, not {steps}")
+        raise ValueError(f"steps must be at least {len(groups)} with in_turn, not {steps}")
     s = model.initial_state(x) if state is None else state
     model.check_state(x, s)
     held = model.hold(x)
@@ -158,18 +158,18 @@ def relax(
 
 
 def warn_unless_settled(free: Relaxation) -> None:
-    """With a tolerance there is a line between settled and not; say so when it is not reached."""
+    """Warn with `NotSettled` if the free phase has a tolerance and did not reach it."""
     if free.tolerance is not None and not free.settled:
         warnings.warn(
             f"free phase not settled: residual {free.residual:.2g} > tolerance "
             f"{free.tolerance:g} after {free.steps} steps; raise free_steps",
             NotSettled,
-            stacklevel=5,  # whoever called rule.gradients
+            stacklevel=5,  # the caller of rule.gradients
         )
 
 
 def _largest_change(s: State, s_next: State, ensemble_axes: int) -> Tensor:
-    """The largest change of any neuron, [*ensemble, batch]."""
+    """Return the largest change of any neuron, [*ensemble, batch]."""
     changes = [
         (b - a).abs().flatten(ensemble_axes + 1).amax(-1) for a, b in zip(s, s_next, strict=True)
     ]
@@ -179,7 +179,10 @@ def _largest_change(s: State, s_next: State, ensemble_axes: int) -> Tensor:
 def nudged_step(
     model: Model, x: Tensor, y: Tensor, s: State, beta: Beta, readout: Readout, step: int
 ) -> State:
-    """Step number `step` of the second phase. The layers that the read-out nudges feel β."""
+    """Return the state after step number `step` of the second phase.
+
+    β acts on the layers that the read-out nudges.
+    """
     s_next = list(model(x, s))
     for i, gradient in readout.nudge(s, y).items():
         strength = per_member(beta, gradient, model.ensemble) * model.nudge_scale
@@ -196,17 +199,17 @@ def check_finite(model: Model, s: State, step: int, phase: str) -> None:
             raise NonFiniteState(name, step, phase, members)
 
 
-MOST_STEPS = 2**31 - 1  # what compiled engines count to
+MOST_STEPS = 2**31 - 1  # compiled engines count steps in 32 bits
 
 
 def check_steps(name: str, steps: int, in_turn: bool = False) -> None:
-    """Refuse a number of steps that no engine could take."""
+    """Raise unless every engine can take this number of steps."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"{name} must be a positive integer, not {steps!r}")
     if steps > MOST_STEPS:
-        raise ValueError(f"{name} must be {MOST_STEPS} at most, not {steps}")
+        raise ValueError(f"{name} must be at most {MOST_STEPS}, not {steps}")
     if in_turn and steps < 2:
-        raise ValueError(f"{name} must be 2 at least with in_turn, not {steps}")
+        raise ValueError(f"{name} must be at least 2 with in_turn, not {steps}")
 
 
 def check_tolerance(tolerance: float | None) -> None:

@@ -16,14 +16,14 @@ def _uniform(bound: float, shape: tuple[int, ...], source: torch.Generator) -> T
 
 
 def glorot(shape: tuple[int, ...], fan_in: int, fan_out: int, source: torch.Generator) -> Tensor:
-    """Weights uniform in ±√(6/(fan_in + fan_out)), biases zero: the paper's text."""
+    """Draw weights uniformly from ±√(6/(fan_in + fan_out)), biases zero: the paper's text."""
     if len(shape) == 1:
         return torch.zeros(shape, dtype=torch.float64)
     return _uniform(math.sqrt(6 / (fan_in + fan_out)), shape, source)
 
 
 def fan_in(shape: tuple[int, ...], fan_in: int, fan_out: int, source: torch.Generator) -> Tensor:
-    """Weights and biases uniform in ±1/√fan_in: the authors' code."""
+    """Draw weights and biases uniformly from ±1/√fan_in: the authors' code."""
     return _uniform(1 / math.sqrt(fan_in), shape, source)
 
 
@@ -31,7 +31,7 @@ INITS: dict[str, Init] = {"glorot": glorot, "fan_in": fan_in}
 
 
 def as_init(choice: str | Init) -> Init:
-    """An initialisation from its name."""
+    """Return the initialisation with this name; a function stays as it is."""
     if callable(choice):
         return choice
     if choice not in INITS:
@@ -42,16 +42,16 @@ def as_init(choice: str | Init) -> Init:
 
 
 def flip_signs(weight: Tensor, angle: float, source: torch.Generator) -> Tensor:
-    """The weight with each sign flipped with probability ½(1 − cos Ψ)."""
+    """Flip the sign of each weight with probability ½(1 − cos Ψ); `angle` is Ψ in degrees."""
     p = 0.5 * (1 - math.cos(math.radians(angle)))
     flips = torch.rand(weight.shape, generator=source, dtype=torch.float64) < p
     return torch.where(flips, -weight, weight)
 
 
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
-    """arccos(Tr(a·bᵀ) / (‖a‖ ‖b‖)) over the last two axes, in degrees.
+    """Return arccos(Tr(a·bᵀ) / (‖a‖ ‖b‖)) over the last two axes, in degrees.
 
-    0 where both are zero, 90 where one is.
+    The angle is 0 where both are zero and 90 where one is.
     """
     norm_a, norm_b = a.norm(dim=(-2, -1)), b.norm(dim=(-2, -1))
     cosine = (a * b).sum((-2, -1)) / (norm_a * norm_b)

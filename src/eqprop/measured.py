@@ -1,4 +1,4 @@
-"""Mean and standard deviation of what several networks gave: 2.28 ± 0.13."""
+"""Mean and standard deviation over several networks: 2.28 ± 0.13."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Measured:
     """A quantity over n networks: an error in %, an angle in degrees.
 
     Args:
-        mean: NaN of no network.
-        std: sample standard deviation; None of fewer than two networks.
-        n: how many networks.
+        mean: the mean; NaN if n is 0.
+        std: sample standard deviation; None if n is below 2.
+        n: number of networks.
     """
 
     mean: float
@@ -24,7 +24,7 @@ class Measured:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Measured:
-        """Of one value per network; one without, None or NaN, does not count."""
+        """Summarise one value per network; None and NaN do not count."""
         known = torch.tensor([v for v in values if v is not None], dtype=torch.float64)
         known = known[~known.isnan()]
         std = float(known.std()) if len(known) > 1 else None
@@ -41,7 +41,7 @@ class Measured:
         return self.mean + (self.std or 0.0)
 
     def __format__(self, spec: str) -> str:
-        """Both numbers as `spec` says; with two decimals if it says nothing."""
+        """Format both numbers with `spec`. Default: two decimals."""
         numbers = (self.mean,) if self.std is None else (self.mean, self.std)
         return " ± ".join(format(number, spec or ".2f") for number in numbers)
 

@@ -1,4 +1,4 @@
-"""How much memory there is, asked before much of it is taken."""
+"""Available memory, checked before large allocations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 class NotEnoughMemory(ValueError):
-    """What was asked for does not fit: how much it would need, and how much there is."""
+    """A request does not fit into memory. The message says what it needs and what there is."""
 
 
 def require(size: int, purpose: str, device: torch.device | str = "cpu") -> None:
-    """Raise `NotEnoughMemory` if `size` bytes for `purpose` cannot be had on the device."""
+    """Raise `NotEnoughMemory` if the device has fewer than `size` bytes for `purpose`."""
     there = available(device)
     if there is not None and size > there:
         raise NotEnoughMemory(
@@ -29,7 +29,7 @@ def require(size: int, purpose: str, device: torch.device | str = "cpu") -> None
 
 @contextmanager
 def enough_for(purpose: str) -> Iterator[None]:
-    """Raise `NotEnoughMemory` in the place of what an allocation in the body fails with."""
+    """Turn a failed allocation in the body into `NotEnoughMemory`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -43,7 +43,7 @@ def enough_for(purpose: str) -> Iterator[None]:
 
 
 def available(device: torch.device | str = "cpu") -> int | None:
-    """The bytes that can still be had on a device; None if nobody knows."""
+    """Return the free bytes on a device; None if that is unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if torch.device(device).type != "cpu":
@@ -53,7 +53,7 @@ def available(device: torch.device | str = "cpu") -> int | None:
 
 
 def held() -> int:
-    """The most bytes that this process has held so far."""
+    """Return the peak memory of this process so far, in bytes."""
     import resource  # not on Windows
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -67,7 +67,7 @@ def _system() -> int | None:
         return sizes["MemAvailable:"] + sizes["SwapFree:"]
     except (OSError, ValueError, KeyError, IndexError):
         pass
-    try:  # not on Linux: all there is
+    try:  # not on Linux: the total memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
@@ -81,7 +81,7 @@ def _container() -> int | None:
 
 
 def text(size: int) -> str:
-    """A number of bytes in words: 1.61 MB."""
+    """Format a number of bytes: 1.61 MB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

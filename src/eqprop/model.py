@@ -1,4 +1,4 @@
-"""What a learning rule may ask of a model: F(x, s, θ), ∂Φ/∂θ and ∂F/∂θ. Nothing else.
+"""The interface between learning rules and models: F(x, s, θ), ∂Φ/∂θ and ∂F/∂θ.
 
 The state s is explicit: a tuple of one tensor [*ensemble, batch, *shape] per layer, input → output.
 """
@@ -30,37 +30,41 @@ class Model(nn.Module, ABC):
     input_shape: Shape | None  # None: one axis of any width
     ensemble: tuple[int, ...]
     seeds: tuple[int, ...]  # one per member
-    readout: Readout  # what it answers, and how it is nudged
+    readout: Readout  # its output, its loss and its nudge
     nudge_scale: float  # ε of the nudge: s' = F − β ε ∂ℓ/∂s
 
     @abstractmethod
     def forward(
         self, x: Tensor, s: State, layers: Sequence[int] | None = None, held: Held | None = None
     ) -> State:
-        """F(x, s, θ). With `layers`, only those move and the others stay as they are.
+        """Return the next state F(x, s, θ).
 
-        `held` is what `hold(x)` computed for the same x and θ.
+        Args:
+            x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
+            s: the state, one tensor [*ensemble, batch, *shape] per layer.
+            layers: numbers of the layers that move; the others keep their state. Default None: all.
+            held: `hold(x)` for the same x and θ. Default None: compute it.
         """
 
     @abstractmethod
     def hold(self, x: Tensor) -> Held:
-        """What of F depends on x and θ alone, to be computed once while both are constant."""
+        """Return the part of F that depends on x and θ alone. Reuse it while both are constant."""
 
     @abstractmethod
     def phi_gradient(self, x: Tensor, s: State) -> Gradients:
-        """∂Φ/∂θ at (x, s, θ), mean over the batch. An error where the model has no Φ."""
+        """Return ∂Φ/∂θ at (x, s, θ), mean over the batch. Raise if the model has no Φ."""
 
     @abstractmethod
     def vector_field_gradient(
         self, x: Tensor, s: State, ds: State, update_slope: str = UpdateSlope.NONE
     ) -> Gradients:
-        """(∂F/∂θ)ᵀ·ds at (x, s, θ), mean over the batch.
+        """Return (∂F/∂θ)ᵀ·ds at (x, s, θ), mean over the batch.
 
-        `update_slope` says which σ′ of a discrete-time network it carries.
+        `update_slope` chooses the factor σ′ of a discrete-time network.
         """
 
     def check_update_slope(self, update_slope: str) -> None:
-        """Raise where the model has no σ′ to choose."""
+        """Raise if the model does not support this `update_slope`."""
         if update_slope != UpdateSlope.NONE:
             raise ValueError(
                 f"update_slope '{update_slope}' needs a Network in discrete time: "
@@ -69,7 +73,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def split(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of layers with no synapse inside a group. An error where there are none."""
+        """Return groups of layers with no synapse inside a group. Raise if there are none."""
 
     @property
     @abstractmethod
@@ -77,16 +81,16 @@ class Model(nn.Module, ABC):
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:
-        """How many neurons each layer has."""
+        """The number of neurons per layer."""
         return tuple(math.prod(shape) for shape in self.layer_shapes)
 
     @property
     def input_size(self) -> int | None:
-        """How many numbers x has per sample; None: any."""
+        """The number of inputs per sample; None: any."""
         return None if self.input_shape is None else math.prod(self.input_shape)
 
     def batch(self, x: Tensor) -> int:
-        """How many samples the inputs x have."""
+        """Return the number of samples in the inputs x."""
         return x.shape[-1 - self._input_axes]
 
     @property
@@ -94,7 +98,7 @@ class Model(nn.Module, ABC):
         return 1 if self.input_shape is None else len(self.input_shape)
 
     def initial_state(self, x: Tensor) -> State:
-        """s_0 = 0, as in all algorithms of the paper."""
+        """Return s_0 = 0, as in all algorithms of the paper."""
         leading = (*self.ensemble, self.batch(x))
         return tuple(
             torch.zeros(*leading, *shape, dtype=self.dtype, device=x.device)
@@ -102,17 +106,17 @@ class Model(nn.Module, ABC):
         )
 
     def output(self, s: State) -> Tensor:
-        """What the network answers, [*ensemble, batch, n]."""
+        """Return the output of the read-out, [*ensemble, batch, n]."""
         return self.readout.output(s)
 
     def parameter_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the parameters that share a learning rate where rates are given as a list,
-        input to output. Empty where the model has no such order.
+        """Return the parameter names that share one entry of a list of learning rates, input to
+        output. Empty if the model has no such order.
         """
         return ()
 
     def check_holomorphic(self) -> None:
-        """Raise where F or the read-out is not an analytic function of the state."""
+        """Raise unless F and the read-out are analytic functions of the state."""
         raise ValueError(
             f"Holomorphic needs a Network: a {type(self).__name__} is differentiated by autograd, "
             "which conjugates complex numbers; use Centred"
@@ -158,7 +162,10 @@ def _check_tensor(name: str, value: object) -> None:
 
 
 def _check_batch(name: str, value: Tensor, sample: Sequence[int | str], model: Model) -> None:
-    """A batch of samples with as many axes as `sample`: for all members alike, or one for each."""
+    """Raise unless `value` is a valid batch whose samples have as many axes as `sample`.
+
+    One batch may serve all members, or each member may have its own.
+    """
     _check_tensor(name, value)
     axes = len(sample)
     leading = tuple(value.shape[: -1 - axes])
@@ -175,7 +182,7 @@ def _check_batch(name: str, value: Tensor, sample: Sequence[int | str], model: M
             f"convert it with {name}.to({model.dtype})"
         )
     _check_device(name, value, model)
-    # one number tells, unless the sum itself overflows
+    # the sum is the cheap check; it may overflow although every value is finite
     if not math.isfinite(float(value.sum())) and not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name} contains NaN or infinite values")
 
@@ -197,7 +204,7 @@ def check_ensemble(ensemble: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def as_shape(name: str, size: int | Sequence[int]) -> Shape:
-    """The shape of a layer, from a shape or from a number of neurons."""
+    """Return the shape of a layer, from a shape or a number of neurons."""
     shape = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     if not shape or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(
@@ -207,7 +214,7 @@ def as_shape(name: str, size: int | Sequence[int]) -> Shape:
 
 
 def mean_over_batch(summed: Gradients, batch: int) -> Gradients:
-    """The one place where per-sample gradients, summed over the batch, become their mean."""
+    """Divide gradients that are summed over the batch by its size. Nothing else does."""
     return {name: gradient / batch for name, gradient in summed.items()}
 
 
@@ -215,14 +222,14 @@ Number = TypeVar("Number", float, complex)
 
 
 def per_member(value: Number | Tensor, like: Tensor, ensemble: tuple[int, ...]) -> Number | Tensor:
-    """One value per member, shaped so that it multiplies `like` of shape [*ensemble, ...]."""
+    """Reshape one value per member so that it broadcasts against `like`, [*ensemble, ...]."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     return beside(value.reshape(ensemble), like).to(like)
 
 
 def complex_copy(model: Model) -> Model:
-    """A copy whose parameters are complex numbers."""
+    """Return a copy with complex parameters."""
     copied = copy.deepcopy(model)
     for parameter in copied.parameters():
         parameter.data = parameter.data + 0j
@@ -230,12 +237,12 @@ def complex_copy(model: Model) -> Model:
 
 
 def beside(members: Tensor, like: Tensor) -> Tensor:
-    """[*ensemble] as [*ensemble, 1, …], with as many axes as `like`."""
+    """Reshape [*ensemble] to [*ensemble, 1, …], with as many axes as `like`."""
     return members.reshape(*members.shape, *(1 for _ in range(like.ndim - members.ndim)))
 
 
 def vjp(model: Model, x: Tensor, s: State, cotangent: State) -> tuple[State, Gradients]:
-    """(∂F/∂s)ᵀ·cotangent for every sample, and (∂F/∂θ)ᵀ·cotangent as mean over the batch."""
+    """Return (∂F/∂s)ᵀ·cotangent per sample and (∂F/∂θ)ᵀ·cotangent, mean over the batch."""
     theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     s = tuple(layer.detach().requires_grad_() for layer in s)
     with torch.enable_grad():

@@ -22,7 +22,7 @@ from eqprop.timesteps import Discrete, RealTime, Timesteps
 from eqprop.types import Gradients, Held, Shape, State
 from eqprop.update_slope import UpdateSlope
 
-DRAWING = 3 * 8  # bytes per weight while one member is drawn: some float64 in between
+DRAWING = 3 * 8  # bytes per weight while one member is drawn: float64 intermediates
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Input:
     """The static input x.
 
     Args:
-        size: how many numbers x has per sample, or its shape, such as (channels, height, width).
-        activation: what it transmits is this function of x. Default: x itself. In real time the
+        size: number of inputs per sample, or their shape, such as (channels, height, width).
+        activation: function of x that the input transmits. Default: x itself. In real time the
             paper transmits σ(x).
     """
 
@@ -52,10 +52,10 @@ class Layer:
     """Neurons that share an activation. The last layer of a network is its output.
 
     Args:
-        name: what synapses call it; not "input".
-        size: how many neurons it has, or their shape, such as (channels, height, width).
+        name: the name by which synapses refer to it; not "input".
+        size: number of neurons, or their shape, such as (channels, height, width).
         activation: σ: "sigmoid", "tanh", "hard_sigmoid", "identity", an `Activation`, or any
-            elementwise function. Default None: the network's.
+            elementwise function. Default None: the activation of the network.
     """
 
     name: str
@@ -75,22 +75,22 @@ class Layer:
 
 
 class Network(Model):
-    """The transition function F(x, s, θ) of any topology of layers and synapses.
+    """A recurrent network with transition function F(x, s, θ): layers joined by synapses.
 
-    A `torch.nn.Module`. Parameters are [*ensemble, ...], states [*ensemble, batch, *shape].
+    Any topology is possible. A network is a `torch.nn.Module`. Parameters are [*ensemble, ...],
+    states [*ensemble, batch, *shape].
 
     Args:
-        layers: the `Input`, then one `Layer` or more; the last is the output.
-        synapses: `Dense(...)`, `Conv2d(...)` and others, which name the layers that they join.
+        layers: the `Input`, then one or more `Layer`s; the last is the output.
+        synapses: `Dense(...)`, `Conv2d(...)` and others; each names the layers that it joins.
         time: `Discrete()` (default), or `RealTime(dt)`.
-        activation: σ of the layers that name none. Default "sigmoid".
-        readout: what the network answers, and how it is nudged: `OutputLayer()` (default: squared
-            error on the last layer), `CrossEntropy(classes)`, or one of your own.
-        ensemble: how many networks it holds, as a number or a shape. Default (): one, without an
-            ensemble axis.
-        seed: of the initial weights and of the signs of β. Member i has seed + i; or one per
-            member. Default 0.
-        dtype: of the parameters. Default float32.
+        activation: σ of the layers without an activation. Default "sigmoid".
+        readout: output, loss and nudge of the network: `OutputLayer()` (default: squared error on
+            the last layer), `CrossEntropy(classes)`, or your own `Readout`.
+        ensemble: number of networks, or a shape. Default (): one network, without an ensemble axis.
+        seed: seed of the initial weights and of the signs of β. Member i has seed + i; or give one
+            seed per member. Default 0.
+        dtype: type of the parameters. Default float32.
     """
 
     synapses: Sequence[Synapses]
@@ -140,7 +140,7 @@ class Network(Model):
     def _connect(
         self, synapses: Sequence[Synapses], dtype: torch.dtype
     ) -> tuple[tuple[int | None, int], ...]:
-        """Build the synapses; return the layers (pre, post) of each, None for the input."""
+        """Build the synapses; return the layer numbers (pre, post) of each, None for the input."""
         index = {name: i for i, name in enumerate(self.layer_names)}
         if len(index) != len(self.layers):
             raise ValueError(f"layer names must differ: {', '.join(self.layer_names)}")
@@ -168,7 +168,7 @@ class Network(Model):
 
     @property
     def input_size(self) -> int:
-        """How many numbers x has per sample."""
+        """The number of inputs per sample."""
         return math.prod(self.input.shape)
 
     @property
@@ -177,7 +177,7 @@ class Network(Model):
 
     @property
     def tied(self) -> bool:
-        """Whether one weight serves both directions, everywhere but from the input."""
+        """Whether all synapses between layers use one weight in both directions."""
         return all(s.tied for s in self.synapses if not s.from_input)
 
     def forward(
@@ -199,19 +199,19 @@ class Network(Model):
         return held
 
     def _rates(self, s: State) -> State:
-        """What the neurons transmit."""
+        """Return what the neurons transmit."""
         return tuple(self.time.rate(sigma, v) for sigma, v in zip(self.activations, s, strict=True))
 
     def _is_output(self, i: int) -> bool:
         return i == len(self.layers) - 1
 
     def _drives(self, rates: State, held: Held, layers: Sequence[int]) -> dict[int, Tensor]:
-        """The whole drive on each of these layers."""
+        """Return the whole drive on each of these layers."""
         total = {i: held[i] for i in layers if i in held}
         for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
             if pre is None or not (pre in layers or post in layers):
                 continue
-            back = rates[post] if pre in layers else None  # nothing for a layer that stays
+            back = rates[post] if pre in layers else None  # no drive on a layer that stays
             on_pre, on_post = synapse.drives(rates[pre], back)
             _add(total, post, on_post)
             if on_pre is not None:
@@ -221,15 +221,16 @@ class Network(Model):
     def _joined(
         self, x: Tensor, s: State
     ) -> Iterator[tuple[str, Synapses, Tensor, Tensor, int | None, int]]:
-        """Each synapse by name, with what its two ends transmit and which layers they are."""
+        """Yield (name, synapse, rates of pre, rates of post, number of pre, number of post)."""
         x, rates = self.input_activation(x), self._rates(s)
         for k, (synapse, (pre, post)) in enumerate(zip(self.synapses, self._ends, strict=True)):
             yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
 
     def phi(self, x: Tensor, s: State) -> Tensor:
-        """Φ(x, s, θ), one value per sample (Eqs. model-ep-phi, cep-realtime-phi); tied synapses.
+        """Return Φ(x, s, θ), one value per sample (Eqs. model-ep-phi, cep-realtime-phi).
 
-        Every synapse carries the factor ε, the input's too: the paper prints that one without.
+        Synapses must be tied. Every synapse has the factor ε, also those from the input, where the
+        paper prints none.
         """
         phi = sum(self.time.leak(layer.flatten(len(self.ensemble) + 1)) for layer in s)
         for _, synapse, pre, post, _, _ in self._joined(x, s):
@@ -261,7 +262,7 @@ class Network(Model):
         return mean_over_batch(summed, self.batch(x))
 
     def _pulled_back(self, x: Tensor, s: State, ds: State, update_slope: str) -> State:
-        """ds pulled back to the drive of each layer; a synapse's own σ′ is left to the synapse."""
+        """Pull ds back to the drive of each layer. With slope "own" the caller adds σ′."""
         if update_slope == UpdateSlope.FULL:
             drives = self._drives(self._rates(s), self.hold(x), range(len(s)))
             return tuple(sigma.slope(drives[i]) * ds[i] for i, sigma in enumerate(self.activations))
@@ -271,7 +272,7 @@ class Network(Model):
         )
 
     def parameter_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The parameters of each synapse, input to output, then those of the read-out, if any."""
+        """Return the parameter names per synapse, input to output, then those of the read-out."""
         groups = [
             tuple(f"synapses.{k}.{field}" for field, _ in synapse.named_parameters())
             for k, synapse in enumerate(self.synapses)
@@ -288,7 +289,7 @@ class Network(Model):
                 )
         for part in (*self.synapses, self.readout):
             if not part.holomorphic:
-                raise ValueError(f"Holomorphic needs analytic functions, and {part} is none")
+                raise ValueError(f"Holomorphic needs analytic functions, but {part} is not one")
 
     def check_update_slope(self, update_slope: str) -> None:
         if update_slope != UpdateSlope.NONE and not isinstance(self.time, Discrete):
@@ -298,8 +299,10 @@ class Network(Model):
             )
 
     def saturation(self, s: State, margin: float) -> dict[str, Tensor]:
-        """The share of each layer's neurons, [*ensemble], whose σ is within `margin` of the width
-        of its range from a bound. Zero for an activation without bounds.
+        """Return the share of saturated neurons per layer, {layer: [*ensemble]}.
+
+        A neuron is saturated if σ is closer to a bound than `margin` times the width of its range.
+        The share is 0 for an activation without bounds.
         """
         shares = {}
         for name, sigma, layer in zip(self.layer_names, self.activations, s, strict=True):
@@ -311,17 +314,18 @@ class Network(Model):
         return shares
 
     def is_chain(self) -> bool:
-        """Whether all layers are flat, and dense synapses join the input to the first layer and
-        each layer to the next.
+        """Return whether the network is a chain: flat layers, each joined to the next by `Dense`
+        synapses, the input to the first layer.
         """
         chain = [(None, 0), *pairwise(range(len(self.layers)))]
         flat = all(len(shape) == 1 for shape in (self.input.shape, *self.layer_shapes))
-        dense = all(type(synapse) is Dense for synapse in self.synapses)  # not one of your own
+        dense = all(type(synapse) is Dense for synapse in self.synapses)  # no subclass
         return flat and dense and list(self._ends) == chain
 
     def split(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of layers with no synapse inside a group, the first with the first layer. Two
-        where two are enough, as in a chain (odd depths and even ones), and few elsewhere.
+        """Return groups of layers with no synapse inside a group; the first has the first layer.
+
+        A chain has two groups, the odd and the even depths.
         """
         for i, name in enumerate(self.layer_names):
             if (i, i) in self._ends:
@@ -333,7 +337,7 @@ class Network(Model):
         return colours(len(self.layers), joined)
 
     def member(self, *index: int) -> Network:
-        """One member of the ensemble as a network of its own, with its own copy of θ."""
+        """Return one member of the ensemble as a single network with its own copy of θ."""
         inside = all(-n <= i < n for i, n in zip(index, self.ensemble, strict=False))
         if len(index) != len(self.ensemble) or not inside:
             raise ValueError(f"member {list(index)} is not in the ensemble {list(self.ensemble)}")
@@ -341,7 +345,7 @@ class Network(Model):
         return self._select(lambda p: p[index], (), (self.seeds[int(flat)],))
 
     def members(self, indices: Sequence[int]) -> Network:
-        """Some members of an ensemble with one axis, as an ensemble of their own."""
+        """Return some members of an ensemble with one axis as a new ensemble."""
         if len(self.ensemble) != 1:
             raise ValueError(f"members needs an ensemble with one axis, not {self.ensemble}")
         chosen = list(indices)
@@ -393,27 +397,27 @@ def layered(
 ) -> Network:
     """Return the paper's network: a chain of dense layers.
 
-    In real time the input transmits σ(x), as the paper writes it. Member i of an ensemble is
-    exactly the network of seed `seed + i`.
+    In real time the input transmits σ(x), as in the paper. Member i of an ensemble is exactly the
+    network of seed `seed + i`.
 
     Args:
         sizes: numbers of neurons from input to output, two or more.
-        tied: one weight for both directions (default True; EP, C-EP), or a backward weight of its
-            own for each synapse (VF, C-VF).
+        tied: whether both directions share one weight (default True; EP, C-EP). If not, each
+            synapse has a separate backward weight (VF, C-VF).
         time: `Discrete()` (default), or `RealTime(dt)`.
         activation: σ of every layer: "sigmoid" (default), "tanh", "hard_sigmoid", "identity", an
             `Activation`, or any elementwise function.
-        bias: whether neurons have one. Default True.
-        init: how weights are drawn: "glorot" (default; the paper's text), "fan_in" (its code), or
-            a function (shape, fan_in, fan_out, generator) -> tensor.
-        angle: the initial Ψ in degrees between forward and backward weights, 0 to 180, untied
+        bias: whether neurons have a bias. Default True.
+        init: distribution of the weights: "glorot" (default; the paper's text), "fan_in" (its
+            code), or a function (shape, fan_in, fan_out, generator) -> tensor.
+        angle: initial angle Ψ in degrees between forward and backward weights, 0 to 180, untied
             only; a number, or one per member. Default 0.
-        ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
-        seed: of the first member, or one per member. Default 0.
-        dtype: of the parameters. Default float32.
+        ensemble: number of networks, or a shape. Default (): one network, without an ensemble axis.
+        seed: seed of the first member, or one per member. Default 0.
+        dtype: type of the parameters. Default float32.
     """
     if len(sizes) < 2:
-        raise ValueError(f"sizes must name an input and an output at least, not {sizes}")
+        raise ValueError(f"sizes must have at least an input and an output, not {sizes}")
     hidden = len(sizes) - 2
     names = ["hidden"] if hidden == 1 else [f"hidden{i + 1}" for i in range(hidden)]
     chain = [INPUT, *names, "output"]

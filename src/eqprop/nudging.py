@@ -1,10 +1,10 @@
-"""How the second phase is nudged: with which β, once or several times.
+"""Nudging: how many nudged phases the second phase has, and the β of each.
 
-Each nudged phase starts from the same free state s_*. A rule reads (g(s^β) − g(s_*)) / β off each
-and takes their mean, where g is ∂Φ/∂θ:
+Each nudged phase starts from the same free state s_*. A rule computes (g(s^β) − g(s_*)) / β in
+each phase, where g is ∂Φ/∂θ, and takes the mean over phases:
 
 OneSided     β                        error of the order β
-RandomSign   β or −β, drawn           the same, but it averages out over minibatches
+RandomSign   β or −β, at random       the same, but it averages out over minibatches
 Centred      β and −β                 (g(s^β) − g(s^−β)) / 2β: error of the order β²
 Holomorphic  |β| e^{2πik/N}, k < N    Cauchy's formula: error of the order β^N
 """
@@ -24,7 +24,7 @@ Beta = float | complex | Tensor  # a number, or one per member, [*ensemble]
 
 @dataclass(frozen=True)
 class Nudging(ABC):
-    """How the second phase is nudged.
+    """Abstract base of the nudgings.
 
     Args:
         beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
@@ -42,16 +42,19 @@ class Nudging(ABC):
 
     @property
     def draws_sign(self) -> bool:
-        """Whether each minibatch draws the sign of β."""
+        """Whether the sign of β is drawn per minibatch."""
         return False
 
     @property
     def is_complex(self) -> bool:
-        """Whether neurons take complex values in the second phase."""
+        """Whether neurons have complex values in the second phase."""
         return False
 
     def signed(self, ensemble: tuple[int, ...], sign: Tensor | None) -> float | Tensor:
-        """β times the sign given, ±1 per member, or drawn."""
+        """Return β times `sign`, ±1 per member, [*ensemble].
+
+        None: draw it if the nudging draws signs, else +1.
+        """
         beta = self.beta
         if isinstance(beta, Tensor) and beta.ndim and tuple(beta.shape) != ensemble:
             raise ValueError(
@@ -71,11 +74,11 @@ class Nudging(ABC):
 
     @abstractmethod
     def betas(self, beta: float | Tensor) -> tuple[Beta, ...]:
-        """The β of each phase, where `beta` is the nudging's own with its sign."""
+        """Return the β of each phase. `beta` is the result of `signed`."""
 
 
 class OneSided(Nudging):
-    """One nudged phase with β. What `EP(beta=...)` means.
+    """One nudged phase with β. `EP(beta=0.2)` means `EP(nudging=OneSided(0.2))`.
 
     Args:
         beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
@@ -87,7 +90,7 @@ class OneSided(Nudging):
 
 
 class RandomSign(OneSided):
-    """One nudged phase with +β or −β, drawn for each minibatch and member with probability ½.
+    """One nudged phase with +β or −β, drawn per minibatch and member with probability ½.
 
     Args:
         beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
@@ -121,7 +124,7 @@ class Holomorphic(Nudging):
     Args:
         beta: the radius |β| of the circle, not 0; a number, or a tensor [*ensemble] with one per
             member.
-        points: N, how many phases; 2 or more. Two are `Centred`.
+        points: N, the number of phases; 2 or more. With 2 it equals `Centred`.
     """
 
     points: int

@@ -1,4 +1,4 @@
-"""How much memory a computation takes: the most bytes that its tensors hold at any one time."""
+"""Peak memory of a computation: the most bytes that its tensors hold at any one time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class Peak(TorchDispatchMode):
-    """`with Peak() as peak: ...`, then `peak.bytes`: only what was made within counts."""
+    """Measure the peak memory of a block: `with Peak() as peak: ...`, then `peak.bytes`.
+
+    Only tensors that the block creates count.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models from a user's own function: Φ(x, s, θ) as `Primitive`, F(x, s, θ) as `VectorField`."""
+"""Models from a user's function: Φ(x, s, θ) as `Primitive`, F(x, s, θ) as `VectorField`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Field = Callable[[Tensor, State, Parameters], State]
 
 
 class _UserModel(Model):
-    """Parameters and layers by name, around a function of (x, s, θ)."""
+    """A model from a function of (x, s, θ), with parameters and layers by name."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class _UserModel(Model):
     ) -> None:
         super().__init__()
         if not parameters or not layers:
-            raise ValueError("parameters and layers must each name one entry at least")
+            raise ValueError("parameters and layers must each have at least one entry")
         self.ensemble = check_ensemble(ensemble)
         self.seeds = member_seeds(0, self.ensemble)
         self.layer_names = tuple(layers)
@@ -83,17 +83,18 @@ class _UserModel(Model):
 
 
 class Primitive(_UserModel):
-    """F = ∂Φ/∂s for a Φ(x, s, θ) written in plain PyTorch.
+    """A model with F = ∂Φ/∂s, for a function Φ(x, s, θ) in plain PyTorch.
 
-    F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func`.
+    F, ∂Φ/∂θ and ∂F/∂θ are derived with `torch.func` and autograd.
 
     Args:
-        phi: Φ(x, s, theta). It gets the state as a tuple of tensors [*ensemble, batch, *shape], one
-            for each entry of `layers`, and the parameters by name; it returns one value per sample.
+        phi: Φ(x, s, theta). s is a tuple of tensors [*ensemble, batch, *shape], one per entry of
+            `layers`; theta is {name: parameter}. It returns one value per sample,
+            [*ensemble, batch].
         parameters: {name: initial value}, each [*ensemble, ...].
         layers: {name: number of neurons, or a shape}; the last is the output.
         inputs: the width of x, or its shape. Default None: any width.
-        ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
+        ensemble: number of networks, or a shape. Default (): one network, without an ensemble axis.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Primitive(_UserModel):
         self._phi = phi
 
     def phi(self, x: Tensor, s: State) -> Tensor:
-        """Φ(x, s, θ), a value a sample."""
+        """Return Φ(x, s, θ), one value per sample."""
         return self._checked(x, s, dict(self.named_parameters()))
 
     def _checked(self, x: Tensor, s: State, theta: Parameters) -> Tensor:
@@ -117,7 +118,7 @@ class Primitive(_UserModel):
         expected = s[-1].shape[: len(self.ensemble) + 1]
         if value.shape != expected:
             raise ValueError(
-                f"phi must return one value a sample, shape {list(expected)}, "
+                f"phi must return one value per sample, shape {list(expected)}, "
                 f"not {list(value.shape)}"
             )
         return value
@@ -133,17 +134,17 @@ class Primitive(_UserModel):
 
 
 class VectorField(_UserModel):
-    """A transition function F(x, s, θ) of the user's own that need not derive from any Φ.
+    """A model from a transition function F(x, s, θ), which need not derive from any Φ.
 
     Vector-field rules, BPTT and RBP apply; EP and C-EP do not.
 
     Args:
-        f: F(x, s, theta). It gets what `phi` of a `Primitive` gets, and returns the next state, one
-            tensor per layer.
+        f: F(x, s, theta). s is a tuple of tensors [*ensemble, batch, *shape], one per entry of
+            `layers`; theta is {name: parameter}. It returns the next state, shaped like s.
         parameters: {name: initial value}, each [*ensemble, ...].
         layers: {name: number of neurons, or a shape}; the last is the output.
         inputs: the width of x, or its shape. Default None: any width.
-        ensemble: how many networks, as a number or a shape. Default (): one, without that axis.
+        ensemble: number of networks, or a shape. Default (): one network, without an ensemble axis.
     """
 
     def __init__(
@@ -172,13 +173,13 @@ def _toy_phi(x: Tensor, s: State, theta: Parameters) -> Tensor:
 
 
 def toy_model(theta: float = 1.0, dtype: torch.dtype = torch.float64) -> Primitive:
-    """The scalar model of appendix C: Φ = ¼(s + θ)², so F = ½(s + θ) and s_* = θ.
+    """Return the scalar model of appendix C: Φ = ¼(s + θ)², so F = ½(s + θ) and s_* = θ.
 
     Its loss is ½s²: `SquaredError` with y = 0. It ignores x.
 
     Args:
         theta: the initial θ. Default 1.
-        dtype: of θ. Default float64.
+        dtype: type of θ. Default float64.
     """
     return Primitive(
         _toy_phi, parameters={"theta": torch.tensor(theta, dtype=dtype)}, layers={"s": 1}

@@ -1,6 +1,6 @@
-"""Ctrl-C while the command line is still importing ends it without a traceback.
+"""End the command line without a traceback if Ctrl-C comes while it is still importing.
 
-Imported before anything large. In any other program it does nothing.
+Import this module before the large ones. In any other program it does nothing.
 """
 
 import os
@@ -14,7 +14,7 @@ STOPPED = 130
 
 
 def over() -> None:
-    """From here on the command line answers Ctrl-C itself."""
+    """Restore Python's own Ctrl-C handler: from here on the command line handles it."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,7 +1,7 @@
-"""Read-outs: what a network answers, what that costs, and how it is nudged.
+"""Read-outs: the output of a network, its loss, and how the loss nudges the neurons.
 
-A read-out sees the state alone. It stands outside the dynamics: it pulls on the neurons only
-while they are nudged, and has parameters of its own where it has to.
+A read-out sees only the state. It is not part of the dynamics: it acts on the neurons only in the
+nudged phase. It may have parameters.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from eqprop.types import Gradients, Shape, State
 
 
 class Readout(nn.Module, ABC):
-    """What a network answers, and how it is nudged.
+    """The output of a network, its loss and its nudge.
 
-    A read-out of your own defines `width`, `output`, `loss` and `nudge`; with parameters, also
-    `build` and `gradients`.
+    Your own read-out defines `width`, `output`, `loss` and `nudge`; with parameters, also `build`
+    and `gradients`.
     """
 
-    holomorphic = False  # nudge(s, y) is an analytic function of s
+    holomorphic = False  # whether nudge(s, y) is an analytic function of s
 
     def build(
         self,
@@ -35,37 +35,37 @@ class Readout(nn.Module, ABC):
         seeds: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
-        """Get ready for a network with layers of these shapes; draw parameters, if any."""
+        """Prepare for a network with layers of these shapes; draw the parameters, if any."""
         self.layers, self.ensemble = tuple(layers), ensemble
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many numbers it answers with per sample."""
+        """The number of outputs per sample."""
 
     @abstractmethod
     def output(self, s: State) -> Tensor:
-        """The answer, [*ensemble, batch, width]; the largest number is the class."""
+        """Return the output, [*ensemble, batch, width]; its largest entry is the class."""
 
     @abstractmethod
     def loss(self, s: State, y: Tensor) -> Tensor:
-        """ℓ(s, y), one value per sample, [*ensemble, batch]."""
+        """Return ℓ(s, y), one value per sample, [*ensemble, batch]."""
 
     @abstractmethod
     def nudge(self, s: State, y: Tensor) -> dict[int, Tensor]:
-        """∂ℓ/∂s of the layers that are nudged, by their number, for every sample."""
+        """Return ∂ℓ/∂s per sample, {layer number: tensor}, for the layers that are nudged."""
 
     def gradients(self, s: State, y: Tensor) -> Gradients:
-        """∂ℓ/∂θ of its own parameters by name, mean over the batch."""
+        """Return ∂ℓ/∂θ of the read-out's parameters by name, mean over the batch."""
         return {}
 
     def target(self, y: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
-        """y as [*, batch, width], also where it holds class indices. Raise if it does not fit."""
+        """Return y as [*, batch, width]; y may be class indices. Raise if it does not fit."""
         return SquaredError().target(y, (*self.ensemble, batch, self.width), dtype)
 
 
 class OutputLayer(Readout):
-    """The last layer answers, and is nudged by the gradient of a cost.
+    """The last layer is the output. The gradient of a cost nudges it.
 
     Args:
         cost: ℓ(output, y), one value per sample. Default: `SquaredError()`, as in the paper.
@@ -98,20 +98,19 @@ class OutputLayer(Readout):
     def target(self, y: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
         if isinstance(self.cost, SquaredError):
             return super().target(y, batch, dtype)
-        return y  # what a cost of one's own takes is for that cost to say
+        return y  # only the user's cost knows which targets it takes
 
 
 class CrossEntropy(Readout):
-    """A softmax read-out outside the dynamics: p = softmax(s W + b) of the last layer s, and
-    ℓ = −log p of the class.
+    """A softmax read-out of the last layer s: p = softmax(s W + b), ℓ = −log p of the class.
 
-    It is nudged by ∂ℓ/∂s = (p − y) Wᵀ, and its own W and b learn by their local gradient
-    sᵀ (p − y) at the free state.
+    It is not part of the dynamics. It nudges s by ∂ℓ/∂s = (p − y) Wᵀ. W and b learn with their
+    local gradient sᵀ (p − y) at the free state.
 
     Args:
-        classes: how many.
-        bias: whether it has one. Default True.
-        init: how weights are drawn: "glorot" (default), "fan_in", or a function.
+        classes: number of classes.
+        bias: whether it has b. Default True.
+        init: distribution of the weights: "glorot" (default), "fan_in", or a function.
     """
 
     weight: nn.Parameter  # [*ensemble, n, classes]
@@ -159,7 +158,7 @@ class CrossEntropy(Readout):
         return torch.softmax(self._logits(s), -1)
 
     def _errors(self, s: State, y: Tensor) -> Tensor:
-        """p − y, also of complex states."""
+        """Return p − y; the state may be complex."""
         logits = self._logits(s)
         powers = torch.exp(logits - logits.real.amax(-1, keepdim=True))
         return powers / powers.sum(-1, keepdim=True) - self.target(y, logits.shape[-2], s[-1].dtype)

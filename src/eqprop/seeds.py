@@ -1,7 +1,7 @@
-"""One seed a network, one independent stream of random numbers for each use of it.
+"""One seed per network, and one independent stream of random numbers per use of that seed.
 
-Member i of an ensemble with seed s is exactly the network of seed s + i: it draws from streams
-that depend on its own seed alone, so it is the same in any company.
+Member i of an ensemble with seed s is exactly the network of seed s + i. Its streams depend on
+its own seed alone, so the other members do not change it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ import torch
 
 from eqprop import memory
 
-SEED_BYTES = 40  # of an integer in a tuple
+SEED_BYTES = 40  # size of an integer in a tuple
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
-    """The stream that `seed` provides for `purpose` ("weights", "beta sign", ...)."""
+    """Return the stream of `seed` for one purpose, such as "weights" or "beta sign"."""
     digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def member_seeds(seed: int | Sequence[int], ensemble: tuple[int, ...]) -> tuple[int, ...]:
-    """The seed of each member, in the row-major order of the ensemble axes."""
+    """Return one seed per member, in row-major order of the ensemble axes.
+
+    Args:
+        seed: the seed of the first member (the others count up from it), or one per member.
+        ensemble: the shape of the ensemble.
+    """
     members = math.prod(ensemble)
     memory.require(SEED_BYTES * members, f"an ensemble of {members} networks")
     if isinstance(seed, int):

@@ -1,4 +1,4 @@
-"""The time axis of the models: what one step does with the drive that a layer receives.
+"""The time axis of the models: how one step turns the drive on a layer into its next state.
 
 `Discrete`:  s' = σ(drive),                            a synapse transmits s
 `RealTime`:  s' = (1 − ε) s + ε σ'(s) · drive,         a synapse transmits σ(s)
@@ -18,7 +18,7 @@ SLOPES = ("all", "hidden", "none")
 
 @dataclass(frozen=True)
 class Discrete:
-    """s_{t+1} = σ(W s_t + W_x x), the vanilla RNN (Eq. cep-discrete).
+    """Discrete time: s_{t+1} = σ(W s_t + W_x x), the vanilla RNN (Eq. cep-discrete).
 
     Its Φ = Σ s·W·s ignores σ, so F = ∂Φ/∂s only up to σ'.
     """
@@ -35,23 +35,23 @@ class Discrete:
         return activation(drive)
 
     def gain(self, activation: Activation, s: Tensor, output: bool) -> Tensor | float:
-        """∂s'/∂drive as the local rules take it: the paper ignores the factor σ'."""
+        """Return ∂s'/∂drive as the local rules use it: the paper ignores the factor σ'."""
         return 1.0
 
     def leak(self, s: Tensor) -> Tensor:
-        """The neurons' own share of Φ, one value per sample; s is [*ensemble, batch, n]."""
+        """Return the part of Φ without synapses, one value per sample; s: [*ensemble, batch, n]."""
         return torch.zeros_like(s[..., 0])
 
 
 @dataclass(frozen=True)
 class RealTime:
-    """s_{t+1} = (1 − ε) s_t + ε σ'(s_t) · (W σ(s_t) + W_x σ(x)), with ε = `dt`.
+    """Real time: s_{t+1} = (1 − ε) s_t + ε σ'(s_t) · (W σ(s_t) + W_x σ(x)), with ε = `dt`.
 
     Args:
-        dt: ε, the length of a step in (0, 1].
-        slope: where the factor σ' stands, on which the paper and its code disagree: "all" layers
-            (default), so that F = ∂Φ/∂s and Theorem 1 holds; "none", as the paper prints its
-            equations of motion; "hidden" layers but not the output, as in the authors' code.
+        dt: ε, the length of a step, in (0, 1].
+        slope: which layers have the factor σ'. "all" (default): F = ∂Φ/∂s and Theorem 1 holds.
+            "none": as in the paper's equations of motion. "hidden", all but the output: as in the
+            authors' code.
     """
 
     dt: float
@@ -75,13 +75,15 @@ class RealTime:
         return (1 - self.dt) * s + self.gain(activation, s, output) * drive
 
     def gain(self, activation: Activation, s: Tensor, output: bool) -> Tensor | float:
-        """∂s'/∂drive."""
+        """Return ∂s'/∂drive."""
         if self.slope == "none" or (self.slope == "hidden" and output):
             return self.dt
         return self.dt * activation.slope(s)
 
     def leak(self, s: Tensor) -> Tensor:
-        """The neurons' own share of Φ, one value per sample: ½(1 − ε)‖s‖²; s is as above."""
+        """Return ½(1 − ε)‖s‖², the part of Φ without synapses, one value per sample; s:
+        [*ensemble, batch, n].
+        """
         return 0.5 * (1 - self.dt) * (s**2).sum(-1)
 
 

@@ -1,6 +1,6 @@
-"""The factor σ′ in the vector-field update of a discrete-time network: three readings.
+"""The factor σ′ in the vector-field update of a discrete-time network, in three variants.
 
-s'_i = σ(Σ_k u_ik), where u_ik is the drive on layer i by synapse k, its bias included.
+s'_i = σ(Σ_k u_ik), where u_ik is the drive of synapse k on layer i, including its bias.
 ∂F/∂W of synapse k carries σ′(Σ_k u_ik); the paper drops it.
 """
 
@@ -12,10 +12,10 @@ from enum import StrEnum
 class UpdateSlope(StrEnum):
     """Where σ′ is evaluated in Δ_W = (1/β) preᵀ · (σ′ ⊙ (s_{t+1} − s_t)).
 
-    NONE: no factor, as the paper's text and the authors' release have it.
-    OWN: at the drive of the synapse alone, its own bias included: the code that produced the
+    NONE: no factor, as in the paper's text and the authors' release.
+    OWN: at the drive of this synapse alone, including its bias, as in the code that produced the
     published C-VF results.
-    FULL: at the whole drive of the layer, so that the update uses ∂F/∂W exactly (Theorem 2).
+    FULL: at the whole drive of the layer. The update then uses ∂F/∂W exactly (Theorem 2).
     """
 
     NONE = "none"
@@ -24,7 +24,7 @@ class UpdateSlope(StrEnum):
 
 
 def as_update_slope(choice: str) -> UpdateSlope:
-    """An `UpdateSlope` from its name."""
+    """Return the `UpdateSlope` with this name."""
     try:
         return UpdateSlope(choice)
     except ValueError:

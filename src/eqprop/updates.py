@@ -1,7 +1,7 @@
-"""Updates: how parameters move along a gradient. The only place where they do.
+"""Updates: how parameters move along a gradient.
 
-An update says whether it is linear: θ ← θ − η g, and nothing else. Then the updates of a
-continual rule telescope, which fast engines rely on. Every other update is one of `torch.optim`.
+An update is linear if it is θ ← θ − η g. Then the updates of a continual rule telescope, and fast
+engines rely on it. Every other update is an optimiser of `torch.optim`.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from torch.optim.lr_scheduler import LRScheduler
 from eqprop.model import Model, per_member
 from eqprop.types import Gradients, Parameters
 
-Rates = Mapping[str, float | Tensor]  # η of each parameter that moves; a number, or [*ensemble]
+Rates = Mapping[str, float | Tensor]  # η per parameter that moves; a number, or [*ensemble]
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 class Mover(ABC):
-    """Moves the parameters of one model, and remembers what its update has to."""
+    """Moves the parameters of one model and keeps the state of the update, such as momentum."""
 
     @abstractmethod
     def move(self, gradients: Gradients) -> None:
-        """One step downhill."""
+        """Take one step downhill."""
 
     def next_epoch(self) -> None:  # noqa: B027 (most have no schedule)
         """Advance the schedule of the learning rates."""
 
     def state(self, members: Sequence[int] | None = None) -> dict[str, Any]:
-        """What it remembers, as a copy; of some members of an ensemble with one axis alone."""
+        """Return a copy of its state. With `members`, only theirs: for ensembles with one axis."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:  # noqa: B027 (most remember nothing)
-        """Go back to what `state` returned."""
+        """Restore a state that `state()` returned."""
 
 
 class Update(ABC):
-    """How parameters move. An update of your own defines `linear` and `mover`."""
+    """How parameters move. Your own update defines `linear` and `mover`."""
 
     @property
     @abstractmethod
     def linear(self) -> bool:
-        """Whether θ moves by −η times the gradient, and by nothing else."""
+        """Whether θ moves by exactly −η times the gradient."""
 
     @abstractmethod
     def mover(self, model: Model, rates: Rates) -> Mover:
-        """What moves the parameters of a model that `rates` names."""
+        """Return the `Mover` for the parameters of `model` that `rates` names."""
 
 
 @dataclass(frozen=True)
 class Optimiser(Update):
-    """Any optimiser of `torch.optim`.
+    """An update by any optimiser of `torch.optim`: `Optimiser(torch.optim.Adam)`.
 
     Args:
-        make: a function of a list of parameter groups, each with its "lr", that returns the
-            optimiser: `Optimiser(torch.optim.Adam)`.
-        schedule: a function of the optimiser that returns a scheduler of
-            `torch.optim.lr_scheduler`, advanced once per epoch by `engine.next_epoch()`. Default
-            None: rates stay.
+        make: a function that takes a list of parameter groups, each with its "lr", and returns
+            the optimiser.
+        schedule: a function that takes the optimiser and returns a scheduler of
+            `torch.optim.lr_scheduler`. `engine.next_epoch()` advances it once per epoch. Default
+            None: constant rates.
     """
 
     make: Callable[..., torch.optim.Optimizer]
@@ -85,11 +85,11 @@ class SGD(Update):
 
     Args:
         momentum: μ of v ← μ v + g, 0 to 1. Default 0.
-        weight_decay: λ, added to the gradient as λ θ, for every parameter that moves. Default 0.
-        nesterov: whether the momentum is Nesterov's. Default False.
-        schedule: a function of the optimiser that returns a scheduler of
-            `torch.optim.lr_scheduler`, advanced once per epoch by `engine.next_epoch()`. Default
-            None: rates stay.
+        weight_decay: λ; λ θ is added to the gradient of every parameter that moves. Default 0.
+        nesterov: whether to use Nesterov momentum. Default False.
+        schedule: a function that takes the optimiser and returns a scheduler of
+            `torch.optim.lr_scheduler`. `engine.next_epoch()` advances it once per epoch. Default
+            None: constant rates.
     """
 
     momentum: float = 0.0
@@ -124,7 +124,7 @@ class SGD(Update):
 
 
 class Descent(Mover):
-    """θ ← θ − η g."""
+    """Plain gradient descent: θ ← θ − η g."""
 
     def __init__(self, model: Model, rates: Rates) -> None:
         self._model = model
@@ -134,7 +134,7 @@ class Descent(Mover):
         }
 
     def theta(self) -> Parameters:
-        """The parameters as they are now: whoever holds the model may have replaced some."""
+        """Return the current parameters: the user may have replaced some since the last step."""
         return dict(self._model.named_parameters())
 
     @torch.no_grad()
@@ -145,8 +145,9 @@ class Descent(Mover):
 
 
 class _Optimised(Mover):
-    """An optimiser of `torch.optim`. Where members have rates of their own, each member's share of
-    a parameter is a parameter of the optimiser.
+    """An optimiser of `torch.optim`.
+
+    If a parameter has one rate per member, each member's part is a parameter of the optimiser.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class _Optimised(Mover):
         self._scheduler = None if schedule is None else schedule(self._optimiser)
 
     def _split(self, name: str, whole: Tensor) -> tuple[Tensor, ...]:
-        """One part per member, in the same memory, where members have rates of their own."""
+        """Split a tensor into one view per member if its parameter has one rate per member."""
         if name not in self._apart:
             return (whole,)
         return whole.view(-1, *whole.shape[len(self._model.ensemble) :]).unbind()
@@ -181,7 +182,7 @@ class _Optimised(Mover):
             now = self._split(name, theta[name].detach())
             changes = self._split(name, gradients[name].contiguous())
             for part, place, gradient in zip(parts, now, changes, strict=True):
-                part.data = place  # whoever holds the model may have replaced the parameter
+                part.data = place  # the user may have replaced the parameter
                 part.grad = gradient
         self._optimiser.step()
 
@@ -198,9 +199,9 @@ class _Optimised(Mover):
         return copy.deepcopy(state if members is None else self._of(state, members))
 
     def _of(self, state: dict[str, Any], members: Sequence[int]) -> dict[str, Any]:
-        """Its share of some members: each part of a parameter has a place in every list."""
+        """Select the state of some members. Every list has one entry per part of a parameter."""
         if self._apart != set(self._parts):
-            raise ValueError("members can be told apart only where each has rates of its own")
+            raise ValueError("members cannot be told apart: give one learning rate per member")
         each = math.prod(self._model.ensemble)
         kept = [k * each + i for k in range(len(self._parts)) for i in members]
         remembered, groups = state["optimiser"]["state"], state["optimiser"]["param_groups"]

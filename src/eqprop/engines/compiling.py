@@ -1,4 +1,4 @@
-"""What engines that compile their kernels on first use share."""
+"""The common part of engines that compile their kernels on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class CannotBuild(RuntimeError):
-    """Why there is no compiled kernel here."""
+    """A kernel cannot be compiled or run here. The message gives the reason."""
 
 
 class SlowEngine(UserWarning):
@@ -19,15 +19,15 @@ class SlowEngine(UserWarning):
 
 
 def warn_slower(name: str, reason: CannotBuild, stacklevel: int) -> None:
-    """Say that another engine takes the place of the one named."""
+    """Warn that a slower engine replaces the one named."""
     message = f"the {name} is not available ({reason}): a slower one is used"
     warnings.warn(message, SlowEngine, stacklevel=stacklevel + 1)
 
 
 class Cache:
-    """Where the kernels of an engine are kept.
+    """The folder with the compiled kernels of an engine.
 
-    The name of a file ends with the SHA-256 of its content: a damaged one is never loaded.
+    File names end with the SHA-256 of the content, so a damaged file is never loaded.
     """
 
     def __init__(self, engine: str) -> None:
@@ -35,7 +35,7 @@ class Cache:
         self.folder = Path(root).expanduser() / "eqprop" / engine
 
     def find(self, key: str, suffix: str) -> Path | None:
-        """The whole file for this key, or None. Damaged ones are deleted."""
+        """Return the intact file for this key, or None. Delete damaged files."""
         for file in sorted(self.folder.glob(f"{key}-*{suffix}")):
             with contextlib.suppress(OSError):
                 if file.name == _name(key, file.read_bytes(), suffix):
@@ -44,7 +44,7 @@ class Cache:
         return None
 
     def store(self, key: str, suffix: str, content: bytes) -> Path:
-        """Write a file whole or not at all."""
+        """Write a file atomically; return its path."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / _name(key, content, suffix)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:

@@ -1,4 +1,4 @@
-"""Descent along the stream of a rule.
+"""Gradient descent along the stream of a rule.
 
 Alg. cep         θ ← θ + η Δ(t)  at every item
 Alg. debug-cep   θ ← θ + η_tiny Δ(t)  at every item,  then  θ ← θ − Δθ + (η/η_tiny) Δθ
@@ -28,16 +28,19 @@ LearningRates = (
 def descend(stream: Iterable[Gradients], mover: Mover, share: float = 1.0) -> None:
     """Move the parameters along every item of a stream.
 
-    A `share` η_tiny/η between 0 and 1 asks for the procedure of appendix F.2, which needs plain
-    descent.
+    Args:
+        stream: the gradients.
+        mover: moves the parameters.
+        share: η_tiny/η. Below 1 it selects the procedure of appendix F.2, which needs plain
+            descent. Default 1.
     """
     if not 0 < share < 1:
         for gradients in stream:
             mover.move(gradients)
         return
-    assert isinstance(mover, Descent)  # the job was checked
-    # η_tiny Δ(t) is far below the rounding of θ in float32. So the total is what accumulates,
-    # and θ is set from it and from where it started: no update is ever lost.
+    assert isinstance(mover, Descent)  # make_engine has checked it
+    # η_tiny Δ(t) is far below the rounding error of θ in float32. So the total accumulates apart
+    # from θ, and θ is set from its start and the total: no update is lost.
     theta, eta = mover.theta(), mover.eta
     start = {name: theta[name].clone() for name in eta}
     moved = {name: torch.zeros_like(theta[name]) for name in eta}
@@ -50,9 +53,9 @@ def descend(stream: Iterable[Gradients], mover: Mover, share: float = 1.0) -> No
 
 
 def learn_plainly(job: Job, mover: Mover, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
-    """Descend along the gradients that a rule reads from one minibatch; return the free phase.
+    """Learn from one minibatch with model, rule and mover; return the free phase.
 
-    Raises `NonFinite` where a neuron or a parameter becomes non-finite, with the parameters moved.
+    Raise `NonFinite` if a neuron or a parameter becomes non-finite. The parameters have then moved.
     """
     model = job.model
     stream = job.rule.gradients(model, x, y, job.readout, sign=sign)
@@ -67,10 +70,14 @@ def learn_plainly(job: Job, mover: Mover, x: Tensor, y: Tensor, sign: Tensor | N
 def resolve_rates(
     model: Model, given: LearningRates, frozen: Sequence[str] = ()
 ) -> dict[str, float | Tensor]:
-    """A learning rate for each parameter, from one for all, one per synapse, or one per name.
+    """Return {parameter name: learning rate} for the parameters that move.
 
-    A synapse's weights, in both directions, and its bias share one. A NumPy array holds one per
-    synapse, [synapses] or [synapses, *ensemble]. `frozen` names parameters that do not move.
+    Args:
+        model: the model.
+        given: one rate for all, one per synapse, or {parameter name: rate}. Forward weight,
+            backward weight and bias of a synapse share one rate. A NumPy array has one entry per
+            synapse, [synapses] or [synapses, *ensemble].
+        frozen: names of parameters that do not move.
     """
     if isinstance(given, (np.ndarray, np.generic)):
         given = list(torch.as_tensor(given)) if given.ndim else float(given)

@@ -1,9 +1,9 @@
-"""What every engine is: a model, a rule and learning rates, trained one minibatch at a time.
+"""The base class of engines: checks, lock and roll-back.
 
-The checks, the lock and the roll-back of every engine live here. An engine says how it computes
-a minibatch (`learn`), and may say how it computes many (`learn_many`) or a free phase alone
-(`free_phase`). Where one of these gives up, the plain composition of model, rule and descent
-takes its place: it finds the numbers, or the place where they are not finite.
+An engine defines how it computes one minibatch (`learn`). It may also define how it computes many
+(`learn_many`) or only a free phase (`free_phase`). If one of these returns None, the plain
+composition of model, rule and descent replaces it. That gives the numbers, or an error that names
+the place where they are not finite.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from eqprop.updates import Descent
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over the free phases of some minibatches, before learning from each: [*ensemble]."""
+    """Sums over the free phases of several minibatches, [*ensemble]."""
 
-    wrong: Tensor  # samples whose largest output was not the label
-    loss: Tensor  # Σ of the cost
+    wrong: Tensor  # number of samples that are misclassified
+    loss: Tensor  # sum of the costs
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.wrong + other.wrong, self.loss + other.loss)
@@ -41,16 +41,16 @@ class Counts:
 class Engine(ABC):
     """Trains one model in place. `relaxation` is the free phase of the latest minibatch.
 
-    Every call checks that the parameters are still those that the engine was made for. Threads
-    that share an engine wait for each other.
+    Every call checks that the parameters still have the names, shapes, dtypes and device for which
+    the engine was made. Calls from several threads run one after another.
     """
 
-    threads: int | None = None  # of its own, where it has some
-    chunk = 1  # how many minibatches it likes to be given at once
-    relaxes = 1000  # how many samples it likes to relax at once
-    contiguous = True  # it reads parameters as plain arrays
-    gathers = True  # it has a `learn_many`
-    writes_last = False  # `learn` moves parameters only once nothing can fail any more
+    threads: int | None = None  # number of its threads. None: it has none
+    chunk = 1  # best number of minibatches per call of `run`
+    relaxes = 1000  # best number of samples per call of `relax`
+    contiguous = True  # whether parameters must be contiguous
+    gathers = True  # whether it defines `learn_many`
+    writes_last = False  # whether `learn` moves parameters only when nothing can fail any more
 
     def __init__(self, job: Job) -> None:
         model = job.model
@@ -75,59 +75,64 @@ class Engine(ABC):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    # what an engine can run
+    # selection
 
     @classmethod
     def obstacle(cls, job: Job) -> str | None:
-        """What keeps this engine from the job, as it ends "cannot run …"; None if nothing does."""
+        """Return what this engine cannot run, as the end of "cannot run …"; None if it can."""
         return None
 
     @classmethod
     def make(cls, job: Job, only: bool) -> Engine:
-        """The engine for a job without obstacle. `CannotBuild` if something is missing here.
+        """Return the engine for a job without obstacle; raise `CannotBuild` if that fails here.
 
-        `only` says that no other engine may take what this one cannot.
+        With `only`, no other engine may replace this one for some batch sizes.
         """
         return cls(job)
 
-    # what an engine computes
+    # computation, defined by each engine
 
     @abstractmethod
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
-        """Learn from one minibatch that has been checked; None where something is not finite."""
+        """Learn from one valid minibatch; return the free phase, or None if it is not finite."""
 
     def learn_many(
         self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
     ) -> tuple[Relaxation, Counts] | None:
-        """Learn from minibatches gathered from bytes; None where something is not finite.
+        """Learn from M minibatches of a data set; return None if a value is not finite.
 
-        `images` [n, inputs] and `labels` [n] are uint8, `index` [M, *ensemble, batch] is int64;
-        all are contiguous and on the device of the model. `signs` is [M, *ensemble].
+        Args:
+            images: uint8 [n, inputs].
+            labels: uint8 [n].
+            index: int64 [M, *ensemble, batch]. All three are contiguous and on the model's device.
+            signs: signs of β, [M, *ensemble], or None.
         """
         return None
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
-        """The free phase of samples that have been checked; None to leave it to `relax`."""
+        """Return the free phase of valid samples; None leaves it to `eqprop.relax`."""
         return None
 
     def instead(self, batch: int) -> Engine | None:
-        """The engine that takes minibatches of this size, if this one cannot."""
+        """Return the engine for minibatches of this size if this one cannot take them."""
         return None
 
     def prepare(self, batch: int) -> None:  # noqa: B027 (most need nothing)
         """Fail early for minibatches of an unsupported size."""
 
-    # what a user calls
+    # public methods
 
     def step(self, x: Tensor, y: Tensor, sign: Tensor | None = None) -> Tensor:
         """Learn from one minibatch; return the output of the free phase, [*ensemble, batch, n].
 
-        A step that raises leaves the parameters as they were.
+        If it raises, the parameters do not change.
 
         Args:
-            x: inputs, [batch, n] or [*ensemble, batch, n], of the model's dtype and device.
+            x: inputs, [batch, *shape] or [*ensemble, batch, *shape], of the model's dtype and
+                device.
             y: targets, [batch, n] or [*ensemble, batch, n], or class indices without the last axis.
-            sign: of β, ±1 per member, [*ensemble]. Default None: drawn, if the rule asks for it.
+            sign: sign of β, ±1 per member, [*ensemble]. Default None: draw it if the rule has a
+                random sign.
         """
         with self._turn():
             self.check_step(x, y)
@@ -139,15 +144,16 @@ class Engine(ABC):
             return self._step(x, y, sign)
 
     def run(self, split: Samples, index: Tensor, signs: Tensor | None = None) -> Counts:
-        """Learn from some minibatches of a split, one after another; return what was counted.
+        """Learn from several minibatches of a split, one after another; return the `Counts`.
 
-        If one of them raises, the parameters are as they were before the first.
+        If one of them raises, the parameters return to their values before the first.
 
         Args:
             split: images and labels, on the device of the model.
-            index: which samples, [minibatches, *ensemble, batch], or [minibatches, batch] for all
-                members alike.
-            signs: of β, [minibatches, *ensemble]. Default None: drawn, if the rule asks for it.
+            index: indices of the samples, [minibatches, *ensemble, batch], or [minibatches, batch]
+                if all members get the same.
+            signs: signs of β, [minibatches, *ensemble]. Default None: draw them if the rule has a
+                random sign.
         """
         with self._turn():
             index = self.check_run(split, index, signs)
@@ -160,11 +166,11 @@ class Engine(ABC):
             return self._step_through(split, index, signs) if counted is None else counted
 
     def relax(self, x: Tensor, free_steps: int) -> Relaxation:
-        """The free phase alone, as the rule would run it.
+        """Run only the free phase, with the settings of the rule; return a `Relaxation`.
 
         Args:
-            x: inputs, [batch, n] or [*ensemble, batch, n].
-            free_steps: how many steps it takes at most.
+            x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
+            free_steps: maximum number of steps.
         """
         with self._turn():
             self.check_relax(x, free_steps)
@@ -175,7 +181,7 @@ class Engine(ABC):
             return relax(self.model, x, free_steps, rule.tolerance, in_turn=rule.in_turn)
 
     def next_epoch(self) -> None:
-        """Advance the schedule of the learning rates, where the update has one."""
+        """Advance the schedule of the learning rates, if the update has one."""
         self.mover.next_epoch()
 
     def _step(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Tensor:
@@ -193,7 +199,7 @@ class Engine(ABC):
         return learn_plainly(self.job, self.mover, x, y, sign)
 
     def _gather(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts | None:
-        """All minibatches in one go, where the engine can and the split holds flat plain bytes."""
+        """Run all minibatches in one call. None if the engine or the split does not support it."""
         flat = split.plain_bytes and split.images.ndim == 2 and split.classes <= 256
         if not (self.gathers and flat and split.classes == self.readout.width):
             return None
@@ -207,7 +213,7 @@ class Engine(ABC):
         return counts
 
     def _step_through(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts:
-        """`run` for any split, one step per minibatch: it raises at the one that fails."""
+        """Run any split with one step per minibatch; raise at the one that fails."""
         counts = None
         with self.restoring(copy=len(index) > 1):  # one step restores itself
             for m in range(len(index)):
@@ -222,17 +228,17 @@ class Engine(ABC):
         assert counts is not None
         return counts
 
-    # what is checked at every call
+    # checks
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One call at a time, on parameters that the engine was made for, outside autograd."""
+        """Lock the engine, switch autograd off and check the parameters, for one call."""
         with self._lock, torch.no_grad(), memory.enough_for("a call of the engine"):
             self.check_parameters()
             yield
 
     def check_parameters(self) -> None:
-        """The parameters are those that the engine was made for, and lie as it reads them."""
+        """Raise unless the parameters match those for which the engine was made."""
         places = set()
         found = dict(self.model.named_parameters(remove_duplicate=False))
         if found.keys() != self._made_for.keys():
@@ -267,13 +273,15 @@ class Engine(ABC):
         self.readout.target(y, self.model.batch(x), self.model.dtype)
 
     def targets(self, y: Tensor, batch: int) -> Tensor:
-        """As the kernels read them: [batch, n], or [*ensemble, batch, n]."""
+        """Return contiguous targets, [batch, n] or [*ensemble, batch, n]."""
         y = self.readout.target(y, batch, self.model.dtype).to(self.model.dtype)
         whole = y if y.ndim == 2 else y.expand(*self.model.ensemble, *y.shape[-2:])
         return whole.contiguous()
 
     def check_run(self, split: Samples, index: Tensor, signs: Tensor | None) -> Tensor:
-        """The minibatches [M, *ensemble, batch], also where all members are given the same."""
+        """Raise unless the arguments of `run` are valid; return the index with all its axes,
+        [M, *ensemble, batch].
+        """
         net, shape = self.model, list(index.shape)
         images, labels = split.images, split.labels
         if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
@@ -318,9 +326,9 @@ class Engine(ABC):
 
     @contextmanager
     def restoring(self, copy: bool = True) -> Iterator[Callable[[], None]]:
-        """Give a function that puts the parameters back, and call it where the body raises.
+        """Yield a function that restores the parameters; call it if the body raises.
 
-        Without `copy` there is nothing to put back.
+        Without `copy` there is nothing to restore.
         """
         before = [(p, p.clone()) for p in self.model.parameters()] if copy else []
         remembered = self.mover.state() if copy else {}
@@ -339,34 +347,36 @@ class Engine(ABC):
             raise
 
     def healthy(self, states: Sequence[Tensor]) -> bool:
-        """Whether states and parameters are finite: one answer from the device."""
+        """Return whether states and parameters are finite, with one transfer from the device."""
         tensors = [*self.model.parameters(), *states]
         return math.isfinite(float(torch.stack([t.sum() * 0 for t in tensors]).sum()))
 
     # β and its sign
 
     def draw_sign(self) -> Tensor | None:
-        """The sign of β, drawn for each member from its own seed, if the rule asks for it."""
+        """Draw the sign of β per member, each from its own seed; None if the rule draws none."""
         if self.rule.nudging is None or not self.rule.nudging.draws_sign:
             return None
         bits = [int(torch.randint(2, (), generator=source)) for source in self._sign_sources]
         return (2.0 * torch.tensor(bits) - 1).reshape(self.model.ensemble)
 
     def draw_signs(self, minibatches: int) -> Tensor | None:
-        """The signs of as many minibatches, [minibatches, *ensemble]."""
+        """Draw the signs of several minibatches, [minibatches, *ensemble]."""
         drawn = [sign for _ in range(minibatches) if (sign := self.draw_sign()) is not None]
         return torch.stack(drawn) if drawn else None
 
     def all_betas(self, minibatches: int, signs: Tensor | None) -> Tensor:
-        """β with the signs [minibatches, *ensemble] given, or its own, [minibatches, members]."""
+        """Return β with the given signs, [minibatches, members]. `signs` is
+        [minibatches, *ensemble]; None means +1.
+        """
         signs = torch.ones(minibatches, *self.model.ensemble) if signs is None else signs.cpu()
         flat = signs.reshape(minibatches, -1)
         wrong = (flat.abs() != 1).any(-1).nonzero().flatten()
         first = int(wrong[0]) if len(wrong) else 0
-        return self.betas(signs[first]) / flat[first] * flat  # which refuses one that is not ±1
+        return self.betas(signs[first]) / flat[first] * flat  # betas() raises if a sign is not ±1
 
     def betas(self, sign: Tensor | None) -> Tensor:
-        """β with its sign, one per member in the row-major order of the ensemble."""
+        """Return β with its sign, one per member in row-major order of the ensemble."""
         assert self.rule.nudging is not None
         signed = self.rule.nudging.signed(self.model.ensemble, sign)
         beta = torch.as_tensor(signed, dtype=torch.float64).cpu()

@@ -1,4 +1,4 @@
-"""What an engine is asked to run."""
+"""The description of what an engine runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from eqprop.updates import Rates, Update
 
 @dataclass(frozen=True)
 class Job:
-    """A model that learns by a rule, with what it answers and how its parameters move.
+    """A model, its learning rule and its update.
 
     Args:
         model: the network, or another `Model`.
         rule: the learning rule.
-        rates: η of each parameter that moves, by name.
-        readout: what the model answers, and how it is nudged.
+        rates: {parameter name: η} for the parameters that move.
+        readout: output, loss and nudge of the model.
         update: how parameters move along a gradient.
-        threads: how many an engine may use. None: as it likes.
+        threads: number of threads for the engine. None: the engine chooses.
     """
 
     model: Model
@@ -32,5 +32,5 @@ class Job:
 
     @property
     def device(self) -> str:
-        """The kind of device that the parameters are on: "cpu", "cuda"."""
+        """The type of the parameters' device: "cpu", "cuda"."""
         return next(self.model.parameters()).device.type

@@ -1,4 +1,4 @@
-"""What the engines for layered networks have in common: what they cannot run."""
+"""The common limits of the engines for layered networks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
 
 
 def layered_obstacle(job: Job) -> str | None:
-    """What keeps any of these engines from a job; None if nothing does."""
+    """Return what none of these engines can run, as `Engine.obstacle` does; None if they can."""
     model, rule, readout = job.model, job.rule, job.readout
-    # these very types: one of your own that inherits from them may compute anything
+    # exactly these types: a user's subclass may compute something else
     if type(rule) not in (EP, ContinualEP, VF, ContinualVF):
         return f"the rule {type(rule).__name__}"
     if type(rule.nudging) not in (OneSided, RandomSign):

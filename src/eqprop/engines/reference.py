@@ -9,7 +9,7 @@ from eqprop.engines.engine import Engine
 
 
 class ReferenceEngine(Engine):
-    """Trains any model with any rule; the other engines are held to its numbers."""
+    """Trains any model with any rule. Tests compare the other engines with it."""
 
     contiguous = False
     gathers = False

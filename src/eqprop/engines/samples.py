@@ -1,4 +1,4 @@
-"""What an engine asks of a data set: samples in memory. A `Split` has all of it."""
+"""The interface between engines and data sets. `Split` implements it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Samples(Protocol):
 
     @property
     def plain_bytes(self) -> bool:
-        """Whether images are bytes that are read as pixels / 255 and nothing else."""
+        """Whether images are bytes and inputs are exactly pixels / 255."""
 
     def batch(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Inputs [*, batch, *shape] and one-hot targets [*, batch, classes] of some samples."""
+        """Return inputs [*, batch, *shape] and one-hot targets [*, batch, classes]."""

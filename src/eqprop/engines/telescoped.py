@@ -1,13 +1,15 @@
-"""The telescoped engine in plain PyTorch: for a GPU, where the whole minibatch is one captured
-graph, and for a CPU without a C compiler.
+"""The telescoped engine, in plain PyTorch.
 
-The identities are those of `native/kernel.c`: the drive of the input is computed once, and the
-continual updates of its weights never written within a phase,
-    X W_x(t) = X W_x(0) + (c G + c_b) R_t,   G = X Xᵀ;
-hidden weights under C-EP are W(t) = W_00 + c A_tᵀ P_t. Here each operation is a kernel, and their
-number is what costs. So the synchronous free phase of a discrete-time chain, which is two
-interleaved sequences that never meet, is run as one sequence with twice the batch, in half as
-many steps.
+On a GPU the whole minibatch is one captured graph. On a CPU it replaces the compiled engine if
+there is no C compiler.
+
+It uses the identities of `native/kernel.c`. The drive of the input is computed once, and the
+continual updates of its weights are not written within a phase:
+    X W_x(t) = X W_x(0) + (c G + c_b) R_t,   G = X Xᵀ.
+Hidden weights under C-EP are W(t) = W_00 + c A_tᵀ P_t. Here each operation is a kernel launch, and
+their number limits the speed. The synchronous free phase of a discrete-time chain is two
+independent interleaved sequences. So it runs as one sequence with twice the batch, in half as many
+steps.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from eqprop.update_slope import UpdateSlope
 
 
 class TelescopedEngine(Engine):
-    """Trains an ensemble of layered networks. On a GPU no step waits for the host."""
+    """Trains an ensemble of layered networks. On a GPU no step of a phase waits for the host."""
 
     @classmethod
     def obstacle(cls, job: Job) -> str | None:
@@ -65,7 +67,7 @@ class TelescopedEngine(Engine):
     def _minibatch(self, batch: int) -> _Minibatch:
         assert isinstance(self.model, Network)
         places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
-        if places != self._places:  # where a graph would look for them in vain
+        if places != self._places:  # the parameters have moved, so captured graphs are invalid
             self._minibatches, self._places = {}, places
         if batch not in self._minibatches:
             self._minibatches[batch] = _Minibatch(self.model, self.rule, self.rates, batch)
@@ -73,10 +75,10 @@ class TelescopedEngine(Engine):
 
 
 class _Minibatch:
-    """The buffers and operations of one minibatch, for one batch size. E members, rows samples.
+    """The buffers and operations of one minibatch, for one batch size B and E members.
 
-    Drives are kept as a·drive + shift, where σ is a plain sigmoid of that: a = 4 and shift = −2
-    for the paper's sigmoid in discrete time, 1 and 0 otherwise.
+    Drives are stored as a·drive + shift. For the paper's sigmoid in discrete time a = 4 and
+    shift = −2, so that σ is a plain sigmoid of the stored value; otherwise a = 1 and shift = 0.
     """
 
     def __init__(
@@ -107,13 +109,13 @@ class _Minibatch:
         self.wrong = torch.zeros(self.E, dtype=torch.float64, device=self.device)
         self.loss = torch.zeros_like(self.wrong)
         self._bytes: tuple[Tensor, Tensor] | None = None  # images and labels
-        self._places: tuple[object, ...] = ()  # where a graph finds them
+        self._places: tuple[object, ...] = ()  # their memory, which a graph has captured
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(self.E, *shape, dtype=self.dtype, device=self.device)
 
-    # what the engine asks for
+    # interface for the engine
 
     def learn(self, x: Tensor, y: Tensor, beta: Tensor) -> None:
         self.x.copy_(x.expand(*self.net.ensemble, *x.shape[-2:]).reshape(self.x.shape))
@@ -160,7 +162,7 @@ class _Minibatch:
             self._graphs[name].replay()
 
     def _capture(self, name: str, work: Callable[[], None]) -> None:
-        """Run once on a side stream to warm up, undo what that did, then capture."""
+        """Run once on a side stream to warm up, undo the effects, then capture the graph."""
         held = [*self.net.parameters(), self.wrong, self.loss]
         before = [t.clone() for t in held]
         stream = torch.cuda.Stream()
@@ -186,7 +188,7 @@ class _Minibatch:
         self.wrong += (output.argmax(-1) != labels).sum(-1)
         self.loss += 0.5 * ((output - self.y) ** 2).sum((-2, -1))
 
-    # the minibatch itself
+    # computation of a minibatch
 
     def _minibatch(self) -> None:
         x = self.net.input_activation(self.x)
@@ -195,7 +197,7 @@ class _Minibatch:
         self._nudged_phase(x)
 
     def _c(self, field: str) -> Tensor:
-        """η/(β ε B) of a parameter, [E, 1, 1]; zero where it does not move."""
+        """Return η/(β ε B) of a parameter, [E, 1, 1]; zero if it does not move."""
         if field not in self.rate:
             return torch.zeros(self.E, 1, 1, dtype=self.dtype, device=self.device)
         return (self.rate[field] / self.beta)[:, None, None]
@@ -205,7 +207,7 @@ class _Minibatch:
         return None if value is None else value.view(self.E, *value.shape[len(self.net.ensemble) :])
 
     def _read_weights(self, x: Tensor) -> None:
-        """Scaled copies of the hidden weights, and the drives of input and biases."""
+        """Make scaled copies of the hidden weights, and compute the drives of input and biases."""
         self.forward_weight: list[Tensor] = []
         self.backward_weight: list[Tensor] = []
         self.drive: list[Tensor] = []
@@ -227,7 +229,7 @@ class _Minibatch:
             self.backward_weight.append(forward.mT if back is None else self.a * back)
 
     def _act(self, v: Tensor) -> Tensor:
-        """σ of a drive, in place."""
+        """Apply σ to a stored drive, in place."""
         if self.sigma == SIGMOID:
             return v.sigmoid_() if self.a == 4.0 else v.mul_(4).sub_(2).sigmoid_()
         if self.sigma == TANH:
@@ -252,7 +254,7 @@ class _Minibatch:
         return (1 - self.net.time.epsilon) * s[k] + self._gain(k, s[k]) * total
 
     def _slope(self, drive: Tensor) -> Tensor:
-        """σ′ at a drive of discrete time, scaled as drives are."""
+        """Return σ′ at a stored drive, in discrete time."""
         if self.sigma != SIGMOID:
             return self.sigma.slope(drive)
         value = torch.sigmoid(drive)
@@ -261,8 +263,8 @@ class _Minibatch:
     def _advance_with_slopes(
         self, k: int, s: list[Tensor], rates: list[Tensor], drive: Tensor
     ) -> tuple[Tensor, Tensor | float, Tensor | float]:
-        """The next state of layer k, and two factors for its change: in the update of the synapse
-        into the layer, and of the one out of it.
+        """Return the next state of layer k, and the factors of its change in the updates of the
+        synapse before and of the synapse after the layer.
         """
         if self.update_slope == UpdateSlope.NONE:
             gain = self._gain(k, s[k]) if self.vector_field else 1.0
@@ -313,10 +315,10 @@ class _Minibatch:
         return s, [b - a for a, b in zip(before, s, strict=True)]
 
     def _interleaved(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The synchronous free phase of a discrete-time chain as one sequence of 2B rows.
+        """Run the synchronous free phase of a discrete-time chain as one sequence of 2B rows.
 
-        Rows [:B] start with the even layers (they hold them at odd times), rows [B:] with the
-        odd ones: a round moves the even layers of both, then the odd layers of both.
+        Rows [:B] start with the even layers (they have them at odd times), rows [B:] with the odd
+        layers. A round moves the even layers of both, then the odd layers of both.
         """
         B, T = self.B, self.rule.free_steps
         drive = [torch.cat([d, d], dim=1) for d in self.drive]
@@ -335,8 +337,8 @@ class _Minibatch:
             rows = even_at_T if k % 2 == 0 else odd_at_T
             state.append(s[k][:, rows].contiguous())
             other = slice(None, B) if rows.start == B else slice(B, None)
-            # one step earlier the same layer stands in the other rows: as they are if those
-            # were moved one step behind, and as they were before the last move otherwise
+            # the other rows have the same layer one step earlier: now if they are one step
+            # behind, otherwise before their last move
             behind = s[k] if rows.start == B else before[k]
             change.append(state[-1] - behind[:, other])
         return state, change
@@ -355,7 +357,7 @@ class _Minibatch:
             else [self._c(f"synapses.{k}.backward_weight") for k in range(self.L)]
         )
         scale = self.a * self.inside
-        weight_s = [scale * c for c in weight_c]  # as the scaled drives see them
+        weight_s = [scale * c for c in weight_c]  # for the stored drives
         bias_s = [scale * c for c in bias_c]
         has_bias = [synapse.bias is not None for synapse in _dense(self.net)]
         if self.continual:

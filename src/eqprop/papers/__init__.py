@@ -1,1 +1,1 @@
-"""Papers, each with its published numbers, its runs and its items."""
+"""Papers: published numbers, training runs and items of each."""

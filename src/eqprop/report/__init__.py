@@ -1,1 +1,1 @@
-"""Reports on a paper: items, results, verdicts, and pages that show them."""
+"""Reports on a paper: items, results, verdicts and pages."""

@@ -1,4 +1,4 @@
-"""What a report is made of: text, tables, charts. `html` and `markdown` draw them."""
+"""The parts of a report: text, tables, charts. `html` and `markdown` render them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Style = Literal["solid", "dashed", "points"]
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph. `code` in backticks; nothing else is markup."""
+    """A paragraph. `code` in backticks is the only markup."""
 
     text: str
 
@@ -27,13 +27,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve, or points; NaN leaves a gap. `low` and `high` bound a shaded band."""
+    """A curve or a set of points; NaN makes a gap. `low` and `high` bound a shaded band."""
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     style: Style = "solid"
-    color: int = 0  # an index into the palette: a pair that belongs together shares one
+    color: int = 0  # index into the palette; lines that belong together share it
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
 
@@ -46,7 +46,7 @@ class Line:
         style: Style = "solid",
         color: int = 0,
     ) -> Line:
-        """The means, with a band of ± one standard deviation."""
+        """Return a line of the means, with a band of ± one standard deviation."""
         mean = tuple(it.mean for it in values)
         low, high = tuple(it.low for it in values), tuple(it.high for it in values)
         return cls(label, tuple(x), mean, style, color, low, high)
@@ -65,16 +65,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels side by side, below each other where the page is narrow."""
+    """Panels side by side, or below each other on a narrow page."""
 
-    name: str  # of its file: results/paper/figures/NAME.svg
+    name: str  # name of its file: results/paper/figures/NAME.svg
     caption: str
     panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A table whose numbers are also colours, from `low` to `high`."""
+    """A table of numbers, each with a colour on a scale from `low` to `high`."""
 
     caption: str
     rows: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A paper as its report sees it."""
+"""The description of a paper for its report."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from eqprop.runs.recipe import UserError
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Every item of a paper, in its order, and the runs that items share."""
+    """All items of a paper, in its order, and the training runs that they share."""
 
     title: str
     authors: str
     address: str
     items: tuple[Item, ...]
     runs: tuple[SharedRun, ...]
-    parts: tuple[SharedRun, ...]  # of runs that are trained in several
-    first: tuple[str, ...]  # what to run first: "NAME", "NAME --quick"
-    by_itself: str  # a run that is worth naming by itself
+    parts: tuple[SharedRun, ...]  # parts of runs that are trained in several parts
+    first: tuple[str, ...]  # items to run first: "NAME", "NAME --quick"
+    by_itself: str  # example of a run to name on its own
 
     def find(self, name: str) -> Task:
-        """An item, or one of the training runs that items share, or a part of one."""
+        """Return the item, the shared training run or the part of one with this name."""
         known: dict[str, Task] = {it.name: it for it in (*self.runs, *self.parts, *self.items)}
         if name in known:
             return known[name]

@@ -1,4 +1,4 @@
-"""`eqprop paper list | run | report`."""
+"""The commands `eqprop paper list`, `run` and `report`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def add(commands: Any, catalogue: Catalogue) -> None:
-    """Put `paper` among the commands of `eqprop`."""
+    """Add `paper` to the commands of `eqprop`."""
     first = "; ".join(f"eqprop paper run {words}" for words in catalogue.first)
-    help = "Regenerate the tables and figures of the paper, and lay them beside the published ones."
+    help = (
+        "Regenerate the tables and figures of the paper, and compare them with the published ones."
+    )
     paper = commands.add_parser(
         "paper",
         help=help,
@@ -38,28 +40,28 @@ def add(commands: Any, catalogue: Catalogue) -> None:
         parts,
         "list",
         partial(_list, catalogue),
-        "List every item: where it is in the paper, what it needs, what is there, what passes.",
-        "✓ every number is within the tolerance, ✗ one is not, – not run in full, or nothing is "
-        "claimed. missing: not run; quick: run small, nothing is claimed; full: as in the paper; "
-        "damaged: a file of it cannot be read, which is named at the end. "
-        "The training runs that items share are listed below them.",
+        "List every item: its place in the paper, what it needs, its state, and whether it passes.",
+        "✓: every number is within the tolerance. ✗: one is not. –: not run in full, or without "
+        "verdict. missing: not run. quick: a small run, without verdict. full: as in the paper. "
+        "damaged: a file cannot be read; the end of the list names it. "
+        "The training runs that items share are listed below the items.",
     )
     listing.add_argument(
         "--json",
         action="store_true",
-        help='a list of {"item", "rows": [{"row", "paper", "ours", "passed", "reading", "source", '
-        '"note"}], "state", "passed"}, and "problem" where a file is damaged',
+        help='print a list of {"item", "rows": [{"row", "paper", "ours", "passed", "reading", '
+        '"source", "note"}], "state", "passed"}, with "problem" if a file is damaged',
     )
 
     run = _part(
         parts,
         "run",
         partial(_run, catalogue),
-        "Compute an item: train or compute what it lacks, and keep it in --results.",
-        "What is complete is kept, what was stopped goes on where it was: give the same command "
-        "again. Items share training runs, and a run can be named by itself, also one that "
-        f"deviates from a released recipe: eqprop paper run {catalogue.by_itself}. "
-        "Exit codes: 0 done, 2 a mistake of yours, 130 stopped.",
+        "Compute an item: train or compute what is missing, and store it in --results.",
+        "Complete results are kept. To continue after a stop, give the same command again. Items "
+        "share training runs. You can also name a single run, such as a variant of a released "
+        f"recipe: eqprop paper run {catalogue.by_itself}. "
+        "Exit codes: 0 done, 2 invalid input, 130 stopped.",
     )
     run.add_argument(
         "items", nargs="+", metavar="ITEM", help="names from `eqprop paper list`, or all"
@@ -67,7 +69,7 @@ def add(commands: Any, catalogue: Catalogue) -> None:
     run.add_argument(
         "--quick",
         action="store_true",
-        help="few epochs, networks, angles and samples: minutes on two cores; marked as such",
+        help="use few epochs, networks, angles and samples: minutes on two cores; marked as quick",
     )
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     run.add_argument(
@@ -78,15 +80,14 @@ def add(commands: Any, catalogue: Catalogue) -> None:
         parts,
         "report",
         partial(_report, catalogue),
-        "Write the report: a page to open in a browser, the same in Markdown, and the figures.",
-        "Nothing outside --out and --results is written without --update-docs.",
+        "Write the report: an HTML page, the same in Markdown, and the figures.",
+        "Without --update-docs it writes only to --out and --results.",
     )
     write.add_argument(
         "--update-docs",
         action="store_true",
-        help="also fill in the sections of README.md and docs/*.md beside the folder of the "
-        "results that are marked <!-- paper: ITEM --> … <!-- end -->; one that would hold less "
-        "than before is refused",
+        help="also fill in the sections marked <!-- paper: ITEM --> … <!-- end --> of README.md "
+        "and docs/*.md, next to the folder of results; fail if a section would shrink",
     )
     write.add_argument(
         "--out", metavar="FILE", default="report.html", help="the page (default: report.html)"
@@ -97,10 +98,10 @@ def _part(parts: Any, name: str, command: Command, help: str, epilog: str) -> An
     part = parts.add_parser(name, help=help, description=help, epilog=epilog)
     part.set_defaults(command=command)
     part.add_argument(
-        "--results", metavar="DIR", default="results", help="where results lie (default: results)"
+        "--results", metavar="DIR", default="results", help="folder of results (default: results)"
     )
     part.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads (default: one a core for training)"
+        "--threads", type=int, metavar="N", help="CPU threads (default for training: one per core)"
     )
     return part
 
@@ -111,7 +112,7 @@ def _list(catalogue: Catalogue, options: argparse.Namespace) -> int:
         described = [_described(item, results) for item in catalogue.items]
         print(json.dumps(described, indent=1, ensure_ascii=False))
         return OK
-    problems: dict[str, None] = {}  # each once, in their order
+    problems: dict[str, None] = {}  # an ordered set
     state: str
     lines = [("item", "state", "", "in the paper", "needs")]
     for item in catalogue.items:
@@ -177,7 +178,7 @@ def _print_table(lines: Sequence[tuple[str, ...]]) -> None:
 def _run(catalogue: Catalogue, options: argparse.Namespace) -> int:
     check_device(options.device)
     if "all" in options.items and len(options.items) > 1:
-        raise UserError("all: stands for every item: name no other beside it")
+        raise UserError("all means every item: name no other item with it")
     everything = options.items == ["all"]
     chosen: Sequence[Task] = (
         catalogue.items if everything else [catalogue.find(name) for name in options.items]
@@ -222,7 +223,7 @@ def _command(options: argparse.Namespace) -> str:
 def _report(catalogue: Catalogue, options: argparse.Namespace) -> int:
     root = Path(options.results)
     if not root.is_dir():
-        raise UserError(f"--results {root}: no such folder: give the one that holds paper/")
+        raise UserError(f"--results {root}: no such folder: give the one with paper/ in it")
     out, update_docs = Path(options.out), options.update_docs
     for path in writer.write(catalogue, Results(root), out, update_docs=update_docs):
         print(path)

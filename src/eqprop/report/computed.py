@@ -1,4 +1,4 @@
-"""An item that needs no training: computed in one go, kept in one JSON file."""
+"""An item that needs no training: computed at once and stored in one JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Computed(Item):
 
     @abstractmethod
     def draw(self, found: dict[str, Any]) -> tuple[Block, ...]:
-        """What the report shows of what was computed."""
+        """Return the blocks that show a computed result."""
 
     def run(self, order: Order) -> None:
         if order.results.read(self.stored, order.quick) is not None:
@@ -38,5 +38,5 @@ class Computed(Item):
         return (quick, *self.draw(found)) if completeness == "quick" else self.draw(found)
 
     def found(self, results: Results) -> dict[str, Any]:
-        """What was computed, full before quick; empty where nothing was."""
+        """Return the full result, else the quick one, else an empty dict."""
         return results.best(self.stored)[1]

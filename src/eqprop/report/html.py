@@ -1,6 +1,6 @@
-"""The report as one HTML page: style, script and figures inside, so that it opens anywhere.
+"""The report as one HTML page, which contains its style, script and figures.
 
-The page is well-formed XML as well. Text is escaped; `code` in backticks is its only markup.
+The page is also well-formed XML. Text is escaped; `code` in backticks is its only markup.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from eqprop.report.item import Item, Row
 from eqprop.report.results import Results
 
 STATES = {"full": "full run", "quick": "quick run", "partial": "in part", "missing": "not run yet"}
-EXTRA = {  # what the figures have no use for
+EXTRA = {  # colours that the figures do not use
     "light": "--wash: #f1f3f5; --warn: #9a6700; --bad: #c02f1d; --heat: 11 111 174",
     "dark": "--wash: #22272e; --warn: #e3b341; --bad: #ff7b6b; --heat: 90 174 230",
 }
 
 
 def shown_state(item: Item, results: Results) -> str:
-    """The state of an item; "partial" if it is missing, but not all of it."""
+    """Return the state of an item; "partial" if only a part of it is missing."""
     state = item.completeness(results)
     some = any(row.ours is not None for row in item.rows(results))
     return "partial" if state == "missing" and some else state
@@ -39,7 +39,7 @@ def text(source: str) -> str:
 
 
 def page(paper: Catalogue, results: Results, made: Sequence[str]) -> str:
-    """`made`: where and from what, a line each, for the foot of the page."""
+    """Return the page. `made` are the lines of its footer: the machine and the versions."""
     resources = files("eqprop.report")
     css, js = ((resources / name).read_text("utf-8") for name in ("page.css", "page.js"))
     light, dark = (
@@ -137,7 +137,7 @@ def _badge(state: str) -> str:
 
 
 def numeric(column: Sequence[str]) -> bool:
-    """Whether a column holds numbers, and so is set to the right."""
+    """Return whether a column has numbers, which are aligned to the right."""
     cells = [cell for cell in column if cell not in ("", "–", "—")]
     return bool(cells) and all(re.match(r"[-−+±≈∼~<>≤≥→]?\s?\d", cell) for cell in cells)
 

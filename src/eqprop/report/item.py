@@ -1,4 +1,4 @@
-"""What one command regenerates: an item of the paper, a table or figure, or a run of several."""
+"""Tasks of `eqprop paper run`: an item of the paper (a table or figure), or a shared run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from eqprop.report.blocks import Block
 from eqprop.report.results import Completeness, Results
 from eqprop.report.source import Source
 
-MARKS = {True: "✓", False: "✗", None: "–"}  # of what passes, does not, or has no verdict
+MARKS = {True: "✓", False: "✗", None: "–"}  # passed, failed, no verdict
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number of the paper beside ours, and how the paper is read there.
+    """A number of the paper, ours, and the reading of the paper that ours uses.
 
-    A reading needs a source: without one there is no verdict, whatever the numbers are.
+    A verdict needs a source for the reading.
     """
 
     name: str
     paper: str
-    ours: str | None  # None: not there yet
-    passed: bool | None  # None: nothing is claimed, or not there yet
+    ours: str | None  # None: not computed yet
+    passed: bool | None  # None: no verdict, or not computed yet
     note: str = ""
     reading: str = ""
-    source: Source | None = None  # None: nothing of the paper is judged here
+    source: Source | None = None  # None: the row has no verdict
 
     def __post_init__(self) -> None:
         if self.passed is not None and self.source is None:
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Order:
-    """What `eqprop paper run` was asked for."""
+    """The options of `eqprop paper run`."""
 
     results: Results
     quick: bool = False
@@ -50,49 +50,49 @@ class Task(ABC):
 
     @abstractmethod
     def run(self, order: Order) -> None:
-        """Compute what is missing and store it; what is there already is kept."""
+        """Compute and store what is missing; keep what exists."""
 
     @abstractmethod
     def completeness(self, results: Results) -> Completeness:
-        """That of its weakest part: full if nothing is missing, quick if the quick results fill in
-        for what is.
+        """Return the completeness of the weakest part: "full" if nothing is missing, "quick" if
+        quick results replace what is missing, else "missing".
         """
 
     def standing(self, results: Results) -> str:
-        """In a word, after it has run."""
+        """Return the state of the task in a word or two."""
         return self.completeness(results)
 
 
 class SharedRun(Task):
-    """A run that items share."""
+    """A training run that items share."""
 
     @property
     @abstractmethod
     def note(self) -> str:
-        """What it is."""
+        """A short description."""
 
     @abstractmethod
     def progress(self, results: Results) -> tuple[int, int]:
-        """Epochs done and to do of the full run, also if it is not complete."""
+        """Return the epochs done and the total epochs of the full run."""
 
 
 class Item(Task):
     title: str
-    place: str  # in the paper: 'Fig. "toy-model"', 'appendix F.1'
+    place: str  # its place in the paper: 'Fig. "toy-model"', 'appendix F.1'
     needs: str  # time and device, full and quick: "5 min on an H200; quick 1 min on two cores"
 
     @abstractmethod
     def rows(self, results: Results) -> tuple[Row, ...]:
-        """The numbers that can be held against the paper; also where nothing has run yet."""
+        """Return the numbers to compare with the paper, even if nothing has run yet."""
 
     @abstractmethod
     def blocks(self, results: Results) -> tuple[Block, ...]:
-        """What the report shows: of each part the full result, else the quick one, marked as such;
-        nothing of a part that is missing.
+        """Return the blocks of the report: per part the full result, else the quick one, marked as
+        quick; nothing for a missing part.
         """
 
     def passed(self, results: Results) -> bool | None:
-        """Whether every row with a source passes; None while one is missing, or without any."""
+        """Return whether every row with a source passes; None if one is missing or none exists."""
         verdicts = [row.passed for row in self.rows(results) if row.source is not None]
         if not verdicts or None in verdicts:
             return False if False in verdicts else None

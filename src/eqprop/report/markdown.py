@@ -1,4 +1,4 @@
-"""The report as Markdown: the same sections; figures are links to SVG files."""
+"""The report as Markdown: the same sections, with links to SVG files for the figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def summary(items: Sequence[Item], results: Results) -> str:
 
 
 def sources(items: Sequence[Item], results: Results) -> str:
-    """Every document that a verdict rests on, and the items that do."""
+    """Return a table of the documents behind the verdicts, with the items that use each."""
     found: dict[Source, dict[str, None]] = {}
     for item in items:
         for row in item.rows(results):
@@ -58,7 +58,9 @@ def section(item: Item, results: Results) -> str:
 
 
 def rows_table(rows: Sequence[Row], *, numbers_only: bool = False) -> str:
-    """The paper beside ours; unless `numbers_only`, also how it is read, by which source, notes."""
+    """Return a table of the paper's numbers and ours, with reading, source and notes unless
+    `numbers_only`.
+    """
     if not rows:
         return ""
     columns = {
@@ -78,7 +80,7 @@ def rows_table(rows: Sequence[Row], *, numbers_only: bool = False) -> str:
 
 
 def block(each: Block, figures: str) -> str:
-    """`figures`: the folder of the SVG files, from where the text will lie."""
+    """Return a block as Markdown. `figures` is the relative path to the folder of SVG files."""
     match each:
         case Text():
             return f"{escaped(each.text)}\n"
@@ -102,7 +104,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Only `code` and subscripts are markup."""
+    """Escape text; only `code` and subscripts are markup."""
     parts = re.split("(`[^`]+`)", text)
     for i in range(0, len(parts), 2):
         words = SUBSCRIPT.split(typeset(parts[i]))

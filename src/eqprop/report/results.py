@@ -1,4 +1,4 @@
-"""Where the results of a paper lie, and how complete they are."""
+"""The stored results of a paper, and how complete they are."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Completeness = Literal["missing", "quick", "full"]
 
 
 def weakest(parts: Iterable[Completeness]) -> Completeness:
-    """How complete a whole is: as its weakest part."""
+    """Return the completeness of the weakest part."""
     return min(parts, key=("missing", "quick", "full").index)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Where results lie: full ones in `root`/paper, quick ones in `root`/paper/quick.
+    """The folders of results: full ones in `root`/paper, quick ones in `root`/paper/quick.
 
-    runs/NAME/      a training run, as `eqprop train` leaves it
-    NAME.json       what an item without training computed
+    runs/NAME/      a training run, as `eqprop train` writes it
+    NAME.json       the result of an item without training
     """
 
     root: Path
@@ -39,7 +39,7 @@ class Results:
         return RunFolder(self.folder(quick) / "runs" / name)
 
     def read(self, name: str, quick: bool) -> dict[str, Any] | None:
-        """What an item computed, or None. Includes `machine`: where, when, at which commit."""
+        """Return the result of an item, or None. Its "machine" has machine, time and commit."""
         file = self.folder(quick) / f"{name}.json"
         if not file.is_file():
             return None
@@ -52,14 +52,14 @@ class Results:
         return found
 
     def best(self, name: str) -> tuple[Completeness, dict[str, Any]]:
-        """The full result if it is there, else the quick one."""
+        """Return the full result if it exists, else the quick one."""
         if (full := self.read(name, quick=False)) is not None:
             return "full", full
         quick = self.read(name, quick=True)
         return ("missing", {}) if quick is None else ("quick", quick)
 
     def store(self, name: str, quick: bool, content: Mapping[str, Any]) -> None:
-        """Keep what an item computed, with where, when and at which commit."""
+        """Store the result of an item, with machine, time and commit."""
         where = {**describe("cpu"), "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
         found = {"machine": where, "quick": quick, **content}
         folder = self.folder(quick)

@@ -1,7 +1,7 @@
-"""What says that a result of a paper was made in a certain way: a reading needs a source.
+"""Sources: the documents that support a reading of the paper.
 
-A verdict is given for a reading with a source. A reading that was found by trial has none: what
-it gives is noted, and makes no row pass.
+Only a reading with a source gets a verdict. A reading that was found by trial has no source: the
+report notes its result, but no row passes because of it.
 """
 
 from __future__ import annotations

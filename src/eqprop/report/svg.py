@@ -1,7 +1,7 @@
-"""Charts as SVG, drawn here: a report needs the core dependencies and nothing else.
+"""Charts as SVG. They are drawn here, so that a report needs only the core dependencies.
 
-`plot` draws one panel for the HTML page, whose style sheet gives the colours their values;
-`figure` draws a whole chart for a file of its own, on a light ground.
+`plot` draws one panel for the HTML page, whose style sheet defines the colours. `figure` draws a
+whole chart for a separate file, on a light background.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import isfinite
 
 from eqprop.report.blocks import Chart, Line, Panel
 
-# Blue, vermilion, green, orange, purple, sky first: colour-blind readers tell them apart as well.
+# First blue, vermilion, green, orange, purple, sky: safe for colour-blind readers.
 COLORS = 10
 NAMES = ("page", "ink", "muted", "grid", *(f"c{i}" for i in range(COLORS)))
 LIGHT_VALUES = """#ffffff #1d2127 #5d6570 #e6e8eb
@@ -24,14 +24,14 @@ LIGHT_VALUES = """#ffffff #1d2127 #5d6570 #e6e8eb
 DARK_VALUES = """#14171b #e4e7eb #9aa3ae #2b3037
 #5aaee6 #f58a4b #3cc79d #eebc4a #e293c1 #a2d8f7 #c7a27c #a3abb6 #a79bf0 #c9d65f"""
 LIGHT, DARK = (dict(zip(NAMES, v.split(), strict=True)) for v in (LIGHT_VALUES, DARK_VALUES))
-HEIGHT = 250.0  # of a panel, without its title and legend
+HEIGHT = 250.0  # height of a panel without title and legend
 SUBSCRIPT = re.compile(r"(?<=[\w∇])_(\w)(?!\w)")  # θ_f, but not fan_in
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From data, `low` to `high`, to the drawing, `start` to `end`."""
+    """A map from data (`low` to `high`) to the drawing (`start` to `end`)."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """NaN where there is no place for it."""
+        """Return the position of a value; NaN if it has none."""
         if not isfinite(value) or (self.log and value <= 0):
             return math.nan
         low, high, at = ((math.log10(v) if self.log else v) for v in (self.low, self.high, value))
@@ -52,7 +52,7 @@ def _power(exponent: int) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """As a person writes it: 0.0123, −3, 1.5×10⁻⁷."""
+    """Format a number for readers: 0.0123, −3, 1.5×10⁻⁷."""
     if not isfinite(value):
         return "–"
     text = f"{value:.{digits - 1}e}"
@@ -68,7 +68,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def typeset(text: str) -> str:
-    """1e-12 as 10⁻¹², 2.5e-05 as 2.5×10⁻⁵."""
+    """Replace 1e-12 by 10⁻¹² and 2.5e-05 by 2.5×10⁻⁵ in a text."""
 
     def replaced(found: re.Match[str]) -> str:
         mantissa, exponent = found[1], int(found[2])
@@ -82,7 +82,7 @@ def typeset(text: str) -> str:
 def ticks(
     low: float, high: float, *, log: bool = False, degrees: bool = False, whole: bool = False
 ) -> list[float]:
-    """Round numbers from `low` to `high`, about five; `whole`: no fractions."""
+    """Return about five round numbers from `low` to `high`; only integers if `whole`."""
     if log:
         decades = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
         if len(decades) > 3:
@@ -102,7 +102,7 @@ def ticks(
 
 
 def tick_labels(at: Sequence[float], *, log: bool = False) -> tuple[list[str], str]:
-    """The labels, and the power of ten that they all share: "" or "×10⁻³"."""
+    """Return the labels, and their common power of ten: "" or "×10⁻³"."""
     largest = max((abs(t) for t in at), default=0.0)
     if log and (min(at) < 1e-3 or largest > 1e4):
         return [_power(round(math.log10(t))) for t in at], ""
@@ -132,7 +132,9 @@ def _extent(values: Iterable[float], log: bool, margin: float) -> tuple[float, f
 
 
 def coincide(chart: Chart) -> bool:
-    """Whether a dashed line lies on the solid one of its colour: then that one is drawn broad."""
+    """Return whether a dashed line coincides with the solid line of its colour, which is then
+    drawn broad.
+    """
     for panel in chart.panels:
         low, high = _extent((v for line in panel.lines for v in line.y), False, 0.0)
         solid = {line.color: line for line in panel.lines if line.style == "solid"}
@@ -149,7 +151,7 @@ def coincide(chart: Chart) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend; no colour where the entry stands for several."""
+    """An entry of a legend; without a colour if it stands for several."""
 
     label: str
     style: str
@@ -157,8 +159,10 @@ class Key:
 
 
 def legend(lines: Sequence[Line], broad: bool = False) -> tuple[Key, ...]:
-    """Lines of one label and style share an entry. Labels "what, kind" in which colour says what
-    and style says kind become one entry a colour and one a style.
+    """Return the entries of a legend. Lines with equal label and style share an entry.
+
+    If all labels are "what, kind", with one colour per "what" and one style per "kind", there is
+    one entry per colour and one per style.
     """
     dashed = {line.color for line in lines if line.style == "dashed"}
     keys: dict[tuple[str, str], Key] = {}
@@ -186,7 +190,7 @@ def legend(lines: Sequence[Line], broad: bool = False) -> tuple[Key, ...]:
 
 
 def shared_legend(chart: Chart) -> tuple[Key, ...] | None:
-    """The legend that serves all panels, or None: then each has its own."""
+    """Return one legend for all panels, or None if each panel needs its own."""
     each = [legend(panel.lines, coincide(chart)) for panel in chart.panels]
     largest = max(each, key=len, default=())
     return largest if all(set(keys) <= set(largest) for keys in each) else None
@@ -197,7 +201,7 @@ def columns(chart: Chart) -> int:
 
 
 def panel_width(chart: Chart) -> float:
-    """Of three beside each other each is narrower, and its letters stay as large."""
+    """Return the width of a panel: smaller if there are three columns, with equal font size."""
     return 380.0 if columns(chart) < 3 else 340.0
 
 
@@ -214,7 +218,7 @@ def _stroke(style: str, color: int | None) -> str:
 
 
 def swatch(key: Key) -> str:
-    """The sign of a legend's entry, 24 by 10."""
+    """Return the line sample of a legend entry, 24 by 10."""
     path = "M12 5h0" if key.style == "points" else "M2 5H22"
     return f'<path d="{path}" {_stroke(key.style, key.color)}/>'
 
@@ -229,7 +233,7 @@ def _text(
 
 
 def _lowered(text: str) -> str:
-    """Escaped, with subscripts."""
+    """Escape a text and set its subscripts."""
     parts = SUBSCRIPT.split(escape(typeset(text)))
     out = [parts[0]]
     for low, after in zip(parts[1::2], parts[2::2], strict=True):
@@ -239,7 +243,7 @@ def _lowered(text: str) -> str:
 
 
 def _runs(line: Line, x: Scale, y: Scale) -> Iterator[list[int]]:
-    """The indices of a line's points, cut where one has no place."""
+    """Yield the indices of a line's points, split at points without a position."""
     known = (isfinite(x(a)) and isfinite(y(b)) for a, b in zip(line.x, line.y, strict=True))
     for there, run in groupby(enumerate(known), key=lambda pair: pair[1]):
         if there:
@@ -247,7 +251,7 @@ def _runs(line: Line, x: Scale, y: Scale) -> Iterator[list[int]]:
 
 
 def _spread(line: Line, x: Scale, y: Scale) -> str:
-    """A band around a line, or a bar through each point."""
+    """Draw a band around a line, or a bar through each point."""
     if line.low is None or line.high is None:
         return ""
     paint = f"var(--c{line.color % COLORS})"
@@ -286,10 +290,10 @@ def _curve(line: Line, style: str, x: Scale, y: Scale, hover: bool) -> str:
 
 
 def _drawing(panel: Panel, width: float, broad: bool, hover: bool) -> str:
-    """Axes and lines in a field of `width` by HEIGHT."""
+    """Draw axes and lines in a field of `width` by HEIGHT."""
     heights = [line.y for line in panel.lines]
     heights += [line.high or () for line in panel.lines]
-    heights += [  # on a log axis the lower edge of a band may lie decades below
+    heights += [  # not `low` on a log axis, where it may be decades below
         line.low or () for line in panel.lines if line.style == "points" or not panel.y_log
     ]
     y_low, y_high = panel.y_range or _extent(chain(*heights), panel.y_log, 0.05)
@@ -322,7 +326,7 @@ def _drawing(panel: Panel, width: float, broad: bool, hover: bool) -> str:
     label = f"{panel.x_label} {x_power}".rstrip()
     out.append(_text(middle, HEIGHT - 6, label, more=' text-anchor="middle"'))
 
-    edge = 4  # so that a dot on the border is whole
+    edge = 4  # room for whole dots on the border
     w, h = x.end + 2 * edge, y.start + 2 * edge
     out.append(
         f'<svg x="{left - edge:.1f}" y="{top - edge:.1f}" width="{w:.1f}" height="{h:.1f}" '
@@ -342,7 +346,7 @@ def _drawing(panel: Panel, width: float, broad: bool, hover: bool) -> str:
 
 
 def plot(panel: Panel, width: float = 380.0, broad: bool = False) -> str:
-    """One panel for the page, without title and legend: those are the page's."""
+    """Draw one panel for the page, which adds title and legend."""
     title = escape(f"{panel.title}: {panel.y_label} against {panel.x_label}")
     return (
         f'<svg class="plot" role="img" aria-label="{title}" viewBox="0 0 {width:g} {HEIGHT:g}" '
@@ -360,7 +364,7 @@ def _wrapped(text: str, room: float) -> list[str]:
 
 
 def _keys(keys: Sequence[Key], width: float) -> tuple[str, float]:
-    """A legend `width` wide, and its height."""
+    """Draw a legend of this width; return it and its height."""
     out, x, y = [], 0.0, 4.0
     for key in keys:
         room = 30 + 6.2 * len(key.label)
@@ -373,7 +377,7 @@ def _keys(keys: Sequence[Key], width: float) -> tuple[str, float]:
 
 
 def figure(chart: Chart) -> str:
-    """A chart as a file of its own: all panels with their titles and legends, on a light ground."""
+    """Draw a chart for a separate file: all panels with titles and legends, on light ground."""
     broad, shared, across = coincide(chart), shared_legend(chart), columns(chart)
     margin, gap, each = 16.0, 28.0, panel_width(chart)
     width = across * (each + gap) - gap + 2 * margin

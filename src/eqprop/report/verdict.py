@@ -1,4 +1,4 @@
-"""When is a number of ours the paper's?"""
+"""The verdict: when our number agrees with the paper's."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import math
 
 from eqprop.measured import Measured
 
-LEAST = 0.15  # percentage points that are never held against us
-WIDE = 1.0  # a published standard deviation above this is a regime, not a number
+LEAST = 0.15  # smallest tolerance, in percentage points
+WIDE = 1.0  # standard deviation in % above which some networks have failed
 
 
 def tolerance(paper: Measured, ours: Measured) -> float:
-    """By how much the means may differ: two standard errors of their difference, or LEAST.
+    """Return the allowed difference of the means: two standard errors of it, and at least LEAST.
 
-    One network alone has no spread of its own: it is taken to have the published one. Networks
-    of which some fail have so much of it that it would excuse any mean: above WIDE it buys nothing.
+    A single network has no standard deviation; it gets the published one. If some networks fail,
+    the standard deviation is so large that it would allow any mean. So above WIDE the published one
+    is itself the tolerance, and ours is cut to WIDE.
     """
     if paper.std is None:
         raise ValueError("a published mean is judged by its standard deviation, which is missing")
@@ -29,8 +30,8 @@ def passes(paper: Measured, ours: Measured) -> bool:
 
 
 def miss(paper: Measured, ours: Measured) -> str:
-    """By how much a row misses, in words: the difference, what is allowed, and how many standard
-    errors of the difference it is with both spreads counted in full.
+    """Describe by how much a row misses: the difference, the tolerance, and the difference in
+    standard errors, with both standard deviations in full.
     """
     difference = abs(ours.mean - paper.mean)
     text = f"the means differ by {difference:.2f}, {tolerance(paper, ours):.2f} allowed"

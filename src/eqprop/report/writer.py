@@ -1,16 +1,15 @@
-"""`eqprop paper report`: the page, the Markdown, the figures; on request the tables of the docs.
+"""`eqprop paper report`: writes the page, the Markdown, the figures and, on request, docs tables.
 
-Running it twice changes nothing. With `--update-docs`, in README.md and docs/*.md beside the folder
-of the results,
+Running it twice changes nothing. `--update-docs` fills the sections
 
     <!-- paper: ITEM -->
     <!-- end -->
 
-holds that item's tables; `<!-- paper: ITEM rows -->` only what is held against the paper,
-`<!-- paper: ITEM numbers -->` of that only the numbers and whether they pass,
-`<!-- paper: ITEM tables -->` only the others, `<!-- paper: ITEM figures -->` its figures,
-`<!-- paper: summary -->` the list of all items, and `<!-- paper: sources -->` that of all sources.
-What would hold less than before is refused.
+of README.md and docs/*.md, next to the folder of the results, with the tables of an item.
+`<!-- paper: ITEM rows -->` has only the comparison with the paper, `<!-- paper: ITEM numbers -->`
+only its numbers and verdicts, `<!-- paper: ITEM tables -->` only the other tables,
+`<!-- paper: ITEM figures -->` the figures, `<!-- paper: summary -->` the list of items and
+`<!-- paper: sources -->` the list of sources. A section never shrinks.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MARKED = re.compile(
 def write(
     paper: Catalogue, results: Results, out: Path, *, update_docs: bool = False
 ) -> list[Path]:
-    """What was written, or was so already: the page first."""
+    """Write the report; return the paths of all its files, the page first."""
     items = paper.items
     folder = results.root / "paper"
     charts = [b for item in items for b in item.blocks(results) if isinstance(b, Chart)]
@@ -60,7 +59,7 @@ def write(
 
 
 def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> str:
-    """A document with what belongs between its marks."""
+    """Return a document with its marked sections filled in."""
     figures = Path(os.path.relpath(results.root / "paper" / "figures", path.parent)).as_posix()
 
     def between(found: re.Match[str]) -> str:
@@ -88,7 +87,7 @@ def _filled(path: Path, old: str, items: Sequence[Item], results: Results) -> st
 
 
 def _parts(item: Item, results: Results, what: str | None, figures: str) -> list[str]:
-    """What a mark asks for: "rows", "numbers", "tables" or "figures"; None: rows and tables."""
+    """Return the "rows", "numbers", "tables" or "figures" of an item; None: rows and tables."""
     parts = []
     if what in (None, "rows", "numbers"):
         parts.append(markdown.rows_table(item.rows(results), numbers_only=what == "numbers"))
@@ -99,16 +98,16 @@ def _parts(item: Item, results: Results, what: str | None, figures: str) -> list
 
 
 def _held(section: str) -> tuple[int, int]:
-    """How many lines of tables and figures a section has, and how many filled cells.
+    """Count the lines of tables and figures in a section, and its filled cells.
 
-    Notes do not count: there are fewer of them when more rows pass.
+    Notes do not count: there are fewer of them if more rows pass.
     """
     figures = sum(line.startswith("![") for line in section.splitlines())
     lines = [line for line in section.splitlines() if line.startswith("|")]
     tables = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     filled, notes = [], None
     for line, below in pairwise([*tables, ["end"]]):
-        if _is_rule(below):  # then this is a header
+        if _is_rule(below):  # so this line is a header
             notes = line.index("note") if "note" in line else None
         if not _is_rule(line):
             filled.append(sum(c not in ("", "–") for k, c in enumerate(line) if k != notes))
@@ -116,7 +115,7 @@ def _held(section: str) -> tuple[int, int]:
 
 
 def _is_rule(line: Sequence[str]) -> bool:
-    """Whether it is what stands between the header of a table and its rows."""
+    """Return whether a line is the rule between the header of a table and its rows."""
     return set("".join(line)) <= {"-", ":"}
 
 

@@ -1,4 +1,4 @@
-"""Learning rules, one algorithm a file."""
+"""Learning rules, one algorithm per file."""
 
 from eqprop.rules.bptt import BPTT
 from eqprop.rules.continual_ep import ContinualEP

@@ -4,7 +4,7 @@
 ∇_s(t)  = (∂F/∂s(x, s_{T−t}, θ))ᵀ · ∇_s(t−1)                                Eq. (bptt-state)
 ∇_θ(t)  = ∂L/∂θ_{T−t} = (∂F/∂θ(x, s_{T−t−1}, θ))ᵀ · ∇_s(t)                  Eq. (bptt-param)
 
-∇_θ is indexed as the paper defines it, from t = 0; its Eq. (bptt-param) starts at t = 1.
+∇_θ is indexed from t = 0, as the paper defines it; the paper's Eq. (bptt-param) starts at t = 1.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class BPTT(Rule):
     """Backpropagation through time: the gradient of L = ℓ(s_T, y) after T steps from s_0 = 0.
 
     Args:
-        backward_steps: K, the last steps that it goes back through; at most `free_steps`. Default
-            None: all of them, the full gradient.
+        backward_steps: K, the number of steps to go back from the end; at most `free_steps`.
+            Default None: all of them, the full gradient.
     """
 
     backward_steps: int | None = None
@@ -65,7 +65,7 @@ class BPTT(Rule):
 
 
 def loss_gradient(trial: Trial) -> State:
-    """∂ℓ/∂s at the end of the free phase: zero but for the layers that the read-out nudges."""
+    """Return ∂ℓ/∂s at the end of the free phase; zero for layers without a nudge."""
     s = trial.free.state
     nudges = trial.readout.nudge(s, trial.y)
     return tuple(nudges.get(i, torch.zeros_like(layer)) for i, layer in enumerate(s))

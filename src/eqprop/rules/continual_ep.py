@@ -16,10 +16,10 @@ from eqprop.rules.two_phase import Continual, neuron_updates, nudge, synapse_upd
 
 @dataclass(frozen=True, kw_only=True)
 class ContinualEP(Continual):
-    """Continual EP: K small gradients per minibatch, one at every step of the nudged phase.
+    """Continual EP: K small gradients per minibatch, one per step of the nudged phase.
 
-    It needs a primitive function Φ: tied synapses, or a `Primitive`. The weights move between two
-    of them, so give it plain descent: an adaptive optimiser does not keep their sizes.
+    It needs a primitive function Φ: tied synapses, or a `Primitive`. Use it with plain gradient
+    descent: an adaptive optimiser rescales each of the K gradients, so their sum is no gradient.
     """
 
     def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
@@ -30,7 +30,7 @@ def contrastive_steps(trial: Trial, beta: Beta, K: int) -> Iterator[Step]:
     s = trial.free.state
     for t in range(K):
         s_next = nudge(trial, s, beta, t)  # Eq. (C-EP), neurons
-        # both at the θ of now: it may have moved since the last step, and ∂Φ/∂θ with it
+        # both at the current θ: it may have moved since the last step, and ∂Φ/∂θ with it
         before = trial.model.phi_gradient(trial.x, s)
         after = trial.model.phi_gradient(trial.x, s_next)
         change = {name: after[name] - before[name] for name in after}

@@ -1,4 +1,4 @@
-"""The continual vector field: C-EP for networks that derive from no Φ (appendix D).
+"""The continual vector-field rule: C-EP for networks without a Φ (appendix D).
 
 s_{t+1} = F(x, s_t, W_t) − β ∂ℓ/∂s(s_t, y)
 W_{t+1} = W_t + (η/β) (∂F/∂W(s_t, W_t))ᵀ · (s_{t+1} − s_t)                 Eq. (c-vf-2nd-phase)
@@ -14,7 +14,7 @@ from eqprop.rules.vector_field import VectorFieldRule
 
 @dataclass(frozen=True, kw_only=True)
 class ContinualVF(VectorFieldRule, Continual):
-    """The continual vector field: K small gradients per minibatch, as in `ContinualEP`.
+    """The continual vector-field rule: K small gradients per minibatch, as in `ContinualEP`.
 
     It needs no primitive function: forward and backward weights may differ.
     """

@@ -17,13 +17,13 @@ from eqprop.types import Gradients
 
 @dataclass(frozen=True, kw_only=True)
 class EP(TwoPhase):
-    """Equilibrium propagation: one gradient per minibatch, from the two ends of the nudged phase.
+    """Equilibrium propagation: one gradient per minibatch, from the free and the nudged state.
 
     It needs a primitive function Φ: tied synapses, or a `Primitive`.
     """
 
     def applied(self, trial: Trial) -> Iterator[Gradients]:
-        before = trial.model.phi_gradient(trial.x, trial.free.state)  # which EP has to store
+        before = trial.model.phi_gradient(trial.x, trial.free.state)  # EP has to store it
         phases = self.phases(trial)
         yield mean_over_phases([self._contrast(each, beta, before) for each, beta in phases])
 
@@ -36,5 +36,5 @@ class EP(TwoPhase):
         return synapse_updates(trial, change, beta)
 
     def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
-        """Δ^EP(β, t) of Eq. (ep-updates): C-EP at fixed θ, the terms of the telescopic sum."""
+        """Return Δ^EP(β, t) of Eq. (ep-updates): C-EP at fixed θ, which telescopes to EP."""
         return contrastive_steps(trial, beta, self.nudged_steps)

@@ -1,4 +1,4 @@
-"""Recurrent backpropagation of Almeida and Pineda (Alg. rbp): s_* is all it keeps in memory.
+"""Recurrent backpropagation of Almeida and Pineda (Alg. rbp). It stores only s_*.
 
 ∇_s(0)   = ∂ℓ/∂s(s_*, y)                                                     Eq. (rbp-init)
 ∇_s(t+1) = (∂F/∂s(x, s_*, θ))ᵀ · ∇_s(t)                                      Eq. (rbp-state)
@@ -35,9 +35,10 @@ class RBP(Rule):
     """Recurrent backpropagation: the gradient of the loss at the steady state, L* = ℓ(s_*, y).
 
     Args:
-        backward_steps: the iterations of the backward pass. Default None: as many as
-            `free_steps`, since both ways converge at the same rate.
-        tolerance: end each way once nothing moves by more than this. Default None: never.
+        backward_steps: number of iterations of the backward pass. Default None: `free_steps`,
+            since both passes converge at the same rate.
+        tolerance: stop each pass once nothing moves by more than this. Default None: do not stop
+            early.
         in_turn: update the layers of the free phase in turn (see `relax`). Default False.
     """
 
@@ -71,7 +72,7 @@ class RBP(Rule):
             if self.tolerance is not None:
                 axes = len(trial.model.ensemble)
                 left = torch.stack([v.abs().flatten(axes).amax(-1) for v in nabla_s]).amax(0)
-                going = left > self.tolerance  # a member that is done adds nothing more
+                going = left > self.tolerance  # a member that has converged adds nothing
                 nabla_s = tuple(v * beside(going, v) for v in nabla_s)
                 if not bool(going.any()):
                     return

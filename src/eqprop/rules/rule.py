@@ -1,6 +1,6 @@
-"""What a learning rule is: it reads gradients off a model, uphill on the loss, step by step.
+"""The interface of learning rules: a rule computes gradients of a model, step by step.
 
-Δ of the paper is the negative of what a rule hands out, for neurons and synapses alike.
+Gradients point uphill on the loss. The paper's Δ is their negative, for neurons and synapses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Step:
-    """Time t of a rule.
+    """The gradients of a rule at time t.
 
     Args:
-        neurons: −Δ_s(t) or ∇_s(t), one tensor [*ensemble, batch, n] per layer, for every sample.
-        synapses: −Δ_θ(t) or ∇_θ(t), {parameter name: tensor}, as mean over the batch.
+        neurons: −Δ_s(t) or ∇_s(t) per sample, one tensor [*ensemble, batch, *shape] per layer.
+        synapses: −Δ_θ(t) or ∇_θ(t), {parameter name: tensor}, mean over the batch.
     """
 
     neurons: State
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trial:
-    """One presentation of a minibatch: the model, the data, s_*, and the β of each nudged phase."""
+    """One presentation of a minibatch: model, data, free phase, and the β of each nudged phase."""
 
     model: Model
     x: Tensor
@@ -51,7 +51,7 @@ class Trial:
 
 
 class Stream(Iterator[T], Generic[T]):
-    """An iterator that also tells on which free phase its gradients rest."""
+    """An iterator over gradients with `free`, the free phase before them."""
 
     def __init__(self, free: Relaxation, items: Iterable[T]) -> None:
         self.free = free
@@ -63,18 +63,20 @@ class Stream(Iterator[T], Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """A rule never writes parameters. Whoever consumes the stream of a continual rule may move
-    θ between two items: it reads θ anew at each.
+    """A learning rule. It never writes parameters.
+
+    The consumer of a continual rule's stream may move θ between two items: the rule reads θ again
+    for each item.
 
     Args:
-        free_steps: T, the steps of the free phase, from s = 0; a positive integer.
+        free_steps: T, the number of steps of the free phase, from s = 0; a positive integer.
     """
 
     free_steps: int
-    _documented: ClassVar[str | None]  # the docstring as it is written
+    _documented: ClassVar[str | None]  # the docstring as written in the source
 
     def __init_subclass__(cls) -> None:
-        """Let the docstring of a rule explain the arguments that it inherits, too."""
+        """Add the inherited arguments to the docstring of a rule."""
         super().__init_subclass__()
         kinds = [kind for kind in reversed(cls.__mro__) if issubclass(kind, Rule)]
         parts = [cleandoc(vars(kind).get("_documented", kind.__doc__) or "") for kind in kinds]
@@ -90,7 +92,7 @@ class Rule(ABC):
 
     @property
     def tolerance(self) -> float | None:
-        """The residual at which the free phase ends early, if any."""
+        """The free phase ends early once the residual is at most this. None: it never does."""
         return None
 
     @property
@@ -100,25 +102,25 @@ class Rule(ABC):
 
     @property
     def nudging(self) -> Nudging | None:
-        """How the second phase is nudged, if there is one."""
+        """How the second phase is nudged. None: the rule has no second phase."""
         return None
 
     @property
     def vector_field(self) -> bool:
-        """Whether it reads ∂F/∂θ; else ∂Φ/∂θ, or the derivative of the loss itself."""
+        """Whether updates come from ∂F/∂θ, as in VF and C-VF."""
         return False
 
     @property
     def update_slope(self) -> UpdateSlope | str:
-        """Which σ′ of ∂F/∂θ it takes."""
+        """The factor σ′ in ∂F/∂θ."""
         return UpdateSlope.NONE
 
     @property
     def moving_share(self) -> float:
         """The share of η by which θ moves at each step of the phase, 0 to 1.
 
-        0: θ stays until the phase is over. 1: it moves at every step, as in C-EP. In between:
-        η_tiny/η of appendix F.2.
+        0: θ stays fixed until the phase ends. 1: it moves by η times each gradient, as in C-EP. In
+        between: η_tiny/η of appendix F.2.
         """
         return 0.0
 
@@ -128,7 +130,7 @@ class Rule(ABC):
         return self.moving_share > 0
 
     def check_model(self, model: Model) -> None:  # noqa: B027 (most rules take any model)
-        """Raise where the rule has a setting that the model cannot serve."""
+        """Raise if the model does not support a setting of the rule."""
 
     def steps(
         self,
@@ -139,9 +141,9 @@ class Rule(ABC):
         *,
         sign: Tensor | None = None,
     ) -> Stream[Step]:
-        """The time-resolved gradients of neurons and synapses, t = 0 … K−1.
+        """Return a `Stream` of the gradients of neurons and synapses, one `Step` per time t < K.
 
-        Takes what `gradients` takes; yields one `Step` per time t.
+        The arguments are those of `gradients`.
         """
         trial = self._present(model, x, y, cost, sign)
         return Stream(trial.free, _steps_with_readout(trial, self.resolved(trial)))
@@ -155,17 +157,19 @@ class Rule(ABC):
         *,
         sign: Tensor | None = None,
     ) -> Stream[Gradients]:
-        """What an optimiser applies: K items from a continual rule, one from any other.
+        """Return a `Stream` of gradients for an optimiser.
 
-        Each is {parameter name: gradient}, uphill on the loss, mean over the batch.
+        A continual rule gives K items, any other rule one. Each item is {parameter name: gradient},
+        uphill on the loss, mean over the batch. `free` of the stream is the free phase.
 
         Args:
             model: the network, or another `Model`.
             x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
             y: targets, [batch, n] or [*ensemble, batch, n], or class indices without the last axis.
-            cost: ℓ(output, y) of the last layer, one value per sample. Default None: the model's
-                read-out says what is answered and what that costs.
-            sign: ±1 per member, [*ensemble]; it multiplies β. Drawn if None and `random_sign`.
+            cost: ℓ(output, y) of the last layer, one value per sample, or a `Readout`. Default
+                None: the model's read-out.
+            sign: ±1 per member, [*ensemble]; it multiplies β. Default None: draw it if the nudging
+                is `RandomSign`, else +1.
         """
         trial = self._present(model, x, y, cost, sign)
         return Stream(trial.free, _with_readout(trial, self.applied(trial)))
@@ -177,26 +181,26 @@ class Rule(ABC):
         self.check_model(model)
         model.check_input(x)
         model.check_target(x, y)
-        readout.loss(model.initial_state(x), y)  # a bad y fails before the work is done
+        readout.loss(model.initial_state(x), y)  # a bad y fails early
         return self.present(model, x, y, readout, sign)
 
     @abstractmethod
     def present(
         self, model: Model, x: Tensor, y: Tensor, readout: Readout, sign: Tensor | None
     ) -> Trial:
-        """Run the free phase."""
+        """Run the free phase; return the `Trial`."""
 
     @abstractmethod
     def resolved(self, trial: Trial) -> Iterator[Step]:
-        """The rule, one time step an item."""
+        """Yield the rule's gradients, one item per time step."""
 
     @abstractmethod
     def applied(self, trial: Trial) -> Iterator[Gradients]:
-        """The rule, one parameter update an item."""
+        """Yield the rule's gradients, one item per parameter update."""
 
 
 def as_readout(cost: Cost | Readout | None, model: Model) -> Readout:
-    """What a model is read by: a read-out given, its last layer with a cost given, or its own."""
+    """Return the given read-out, the last layer with the given cost, or the model's read-out."""
     if cost is None:
         return model.readout
     if isinstance(cost, Readout):
@@ -207,13 +211,13 @@ def as_readout(cost: Cost | Readout | None, model: Model) -> Readout:
 
 
 def _own_gradients(trial: Trial) -> Gradients:
-    """Those of the read-out's own parameters, at the free state."""
+    """Return the gradients of the read-out's parameters at the free state."""
     own = trial.readout.gradients(trial.free.state, trial.y)
     return {f"readout.{name}": gradient for name, gradient in own.items()}
 
 
 def _with_readout(trial: Trial, items: Iterable[Gradients]) -> Iterator[Gradients]:
-    """What the read-out has to learn comes with the first item, whole: s_* is there then."""
+    """Add the read-out's whole gradient to the first item, and zeros to the others."""
     own = _own_gradients(trial)
     for item in items:
         yield item | own
@@ -228,7 +232,7 @@ def _steps_with_readout(trial: Trial, steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def total(steps: Iterable[Step]) -> Gradients:
-    """Σ_t of the synapses' gradients."""
+    """Return the sum of the synapses' gradients over t."""
     summed: Gradients = {}
     for step in steps:
         for name, gradient in step.synapses.items():

@@ -1,6 +1,7 @@
-"""What EP, C-EP, VF and C-VF have in common: a free phase, then K nudged steps from s_*.
+"""The common part of EP, C-EP, VF and C-VF: a free phase, then K nudged steps from s_*.
 
-With several nudged phases (see `Nudging`) each starts from s_*, and the mean over them counts.
+There may be several nudged phases (see `Nudging`). Each starts from s_*, and the rule takes their
+mean.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from eqprop.types import Gradients, State
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPhase(Rule, ABC):
-    """A free phase, then a nudged one, or several.
+    """A rule with a free phase and one or more nudged phases.
 
     Args:
         beta: β, the strength of the nudge, not 0; a number, or a tensor [*ensemble] with one per
-            member. It may be negative. Alone it means `OneSided(beta)`. Default None: `nudging`
-            says.
+            member. It may be negative. `beta=0.2` means `nudging=OneSided(0.2)`. Default None: give
+            `nudging`.
         nudging: how the second phase is nudged: `OneSided`, `RandomSign`, `Centred` or
-            `Holomorphic`. Default None: `beta` says.
-        nudged_steps: K, the steps of the second phase, from the steady state; a positive integer.
-        tolerance: end the free phase once no neuron moves by more than this in a step. Default
+            `Holomorphic`. Default None: give `beta`.
+        nudged_steps: K, the number of steps of the second phase, from the steady state; a positive
+            integer.
+        tolerance: stop the free phase once no neuron moves by more than this in a step. Default
             None: take exactly `free_steps` steps.
-        in_turn: update the layers of the free phase in turn, a group of them per step (see
-            `relax`). Default False: all at once.
-        random_sign: with `beta`, means `RandomSign(beta)`: draw the sign of β for each minibatch,
-            + or − with probability ½. Default False.
+        in_turn: update the layers of the free phase in turn, one group per step (see `relax`).
+            Default False: all at once.
+        random_sign: with `beta`, means `nudging=RandomSign(beta)`: draw the sign of β per
+            minibatch, + or − with probability ½. Default False.
     """
 
     beta: float | Tensor | None = None
-    nudging: Nudging | None = None  # never None once it is made
+    nudging: Nudging | None = None  # not None after __post_init__
     nudged_steps: int
     tolerance: float | None = None
     in_turn: bool = False
@@ -99,16 +101,17 @@ class TwoPhase(Rule, ABC):
 
     @abstractmethod
     def phase(self, trial: Trial, beta: Beta) -> Iterator[Step]:
-        """The steps of one nudged phase, t = 0 … K−1."""
+        """Yield the steps of one nudged phase, t = 0 … K−1."""
 
     def resolved(self, trial: Trial) -> Iterator[Step]:
-        """All phases at once, in step with each other: the mean over them at each time t."""
+        """Run all phases in step; yield their mean at each time t."""
         phases = [self.phase(each, beta) for each, beta in self.phases(trial)]
         return (_mean_step(steps) for steps in zip(*phases, strict=True))
 
     def phases(self, trial: Trial) -> list[tuple[Trial, Beta]]:
-        """What each nudged phase starts from. With a complex β on a complex copy of the model,
-        which does not move.
+        """Return the trial and the β of each nudged phase.
+
+        With a complex β, the trial has a complex copy of the model, whose parameters do not move.
         """
         assert self.nudging is not None
         if self.nudging.is_complex:
@@ -119,12 +122,14 @@ class TwoPhase(Rule, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Continual(TwoPhase, ABC):
-    """θ moves at every step of the second phase. Several nudged phases come one after another.
+    """A rule under which θ moves at every step of the second phase.
+
+    If there are several nudged phases, they run one after another.
 
     Args:
-        rescale: η_tiny/η in (0, 1] asks for the procedure of appendix F.2: whoever consumes the
-            stream moves θ by that share of η within the phase, and rescales the total after it.
-            Default None: by all of η.
+        rescale: η_tiny/η in (0, 1], for the procedure of appendix F.2: the consumer of the stream
+            moves θ by this share of η during the phase, and rescales the total after it. Default
+            None: θ moves by η.
     """
 
     rescale: float | None = None
@@ -153,17 +158,17 @@ class Continual(TwoPhase, ABC):
 
 
 def nudge(trial: Trial, s: State, beta: Beta, t: int) -> State:
-    """s_{t+1} from s_t: Eq. (C-EP), neurons."""
+    """Return s_{t+1} from s_t: Eq. (C-EP), neurons."""
     return nudged_step(trial.model, trial.x, trial.y, s, beta, trial.readout, t + 1)
 
 
 def neuron_updates(trial: Trial, s: State, s_next: State, beta: Beta) -> State:
-    """−Δ_s(t) = −(s_{t+1} − s_t) / (β ε), for every sample: Eq. (updates-cep)."""
+    """Return −Δ_s(t) = −(s_{t+1} − s_t) / (β ε) per sample: Eq. (updates-cep)."""
     return tuple((a - b) / _strength(trial, a, beta) for a, b in zip(s, s_next, strict=True))
 
 
 def synapse_updates(trial: Trial, change: Gradients, beta: Beta) -> Gradients:
-    """−Δ_θ = −change / (β ε), where the change is what the nudge brought about."""
+    """Return −Δ_θ = −change / (β ε), where the nudge caused the change."""
     return {name: -value / _strength(trial, value, beta) for name, value in change.items()}
 
 
@@ -172,7 +177,7 @@ def _strength(trial: Trial, like: Tensor, beta: Beta) -> Beta:
 
 
 def mean_over_phases(phases: Sequence[Gradients]) -> Gradients:
-    """The mean, as real numbers."""
+    """Return the mean over phases; its real part if β is complex."""
     return {name: _mean([phase[name] for phase in phases]) for name in phases[0]}
 
 

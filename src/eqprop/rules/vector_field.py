@@ -1,9 +1,9 @@
-"""What VF and C-VF have in common: updates from ∂F/∂W, with one setting for its factor σ′.
+"""The common part of VF and C-VF: updates from ∂F/∂W, with a setting for its factor σ′.
 
 Δ_W(t) = (1/β) (∂F/∂W(s_t, W_t))ᵀ · (s_{t+1} − s_t)                          Eq. (c-vf-2nd-phase)
 
 In discrete time the paper drops the factor σ′ from ∂F/∂W: Δ_W(t) = (1/β) s_tᵀ · (s_{t+1} − s_t).
-`update_slope` brings it back (see `UpdateSlope`). A `Primitive` or `VectorField` always has it.
+`update_slope` restores it (see `UpdateSlope`). A `Primitive` or `VectorField` always has it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from eqprop.update_slope import UpdateSlope, as_update_slope
 
 @dataclass(frozen=True, kw_only=True)
 class VectorFieldRule(TwoPhase, ABC):
-    """Updates from ∂F/∂W.
+    """A rule with updates from ∂F/∂W.
 
     Args:
         update_slope: where σ′ is evaluated in the update of a discrete-time network: "none"

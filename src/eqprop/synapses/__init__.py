@@ -1,4 +1,4 @@
-"""Synapses: the only place where weights live, and all that a weight may see."""
+"""Synapses hold the weights of a network. An update sees only the two layers of its synapse."""
 
 from eqprop.initial import INITS, Init, angle_between
 from eqprop.synapses.conv2d import Conv2d

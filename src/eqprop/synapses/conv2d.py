@@ -1,4 +1,4 @@
-"""Convolutions, with max pooling: what was pooled sends back through the positions that won."""
+"""Convolutions with max pooling. The drive on the layer before goes through the pooled maxima."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ class Conv2d(Synapses):
     """A convolution between two layers of shape (channels, height, width), or from the input.
 
     The drive on `post` is pool(conv(pre) + bias), φ = Σ post · pool(conv(pre) + bias), and the
-    drive on `pre` is ∂φ/∂pre. It goes back through the positions that won the pooling, the first
-    one where several are equal; untied, by the `backward_weight`, through the same
-    positions.
+    drive on `pre` is ∂φ/∂pre. It goes back through the positions of the pooled maxima, the first
+    one on a tie. Untied synapses use the `backward_weight` at the same positions.
 
     Args:
-        pre: the name of the layer before, or "input".
-        post: the name of the layer after.
-        kernel: the height and width of the kernel.
-        stride: of the kernel. Default 1.
-        padding: zeros around the layer before, on each side. Default 0.
-        pool: max pooling over windows of that height and width. Default 1: none.
-        tied: one weight read in both directions (default True; EP, C-EP). Untied: a
-            `backward_weight` of its own (VF, C-VF).
-        bias: whether there is one per channel of the layer after. Default False.
-        init: how weights are drawn: "glorot" (default), "fan_in", or a function (shape, fan_in,
-            fan_out, generator) -> tensor.
-        angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
-            member. Default 0.
+        pre: name of the layer before, or "input".
+        post: name of the layer after.
+        kernel: height and width of the kernel.
+        stride: stride of the kernel. Default 1.
+        padding: zeros on each side of the layer before. Default 0.
+        pool: height and width of the max-pooling windows. Default 1: no pooling.
+        tied: whether both directions share one weight (default True; EP, C-EP). If not, there is a
+            separate `backward_weight` (VF, C-VF).
+        bias: whether each channel of the layer after has a bias. Default False.
+        init: distribution of the weights: "glorot" (default), "fan_in", or a function (shape,
+            fan_in, fan_out, generator) -> tensor.
+        angle: angle Ψ in degrees between forward and backward weights, untied only; a number, or
+            one per member. Default 0.
         shared_update: untied only: both weights get the sum of both updates, as one tied weight
             would. With weight decay they align (Kolen and Pollack). Default False.
     """
@@ -78,12 +77,12 @@ class Conv2d(Synapses):
         self.holomorphic = pool == 1
 
     def _convolved(self, pre: Shape) -> tuple[int, int]:
-        """Height and width before the pooling."""
+        """Return height and width before pooling."""
         height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[1:])
         return height, width
 
     def pooled(self, pre: Shape) -> tuple[int, int]:
-        """Height and width of what it makes of a layer of this shape."""
+        """Return height and width after pooling, from a layer of this shape."""
         height, width = (n // self.pool for n in self._convolved(pre))
         return height, width
 
@@ -107,15 +106,17 @@ class Conv2d(Synapses):
     def bias_size(self, post: Shape) -> int:
         return post[0]
 
-    # the members of an ensemble lie side by side as groups of channels: [batch, members·channels,
-    # height, width]
+    # Folded: the members of an ensemble are groups of channels, [batch, members·channels, height,
+    # width].
 
     @property
     def _members(self) -> int:
         return math.prod(self.ensemble)
 
     def _fold(self, value: Tensor) -> Tensor:
-        """From [*ensemble, batch, channels, height, width], or without ensemble: all alike."""
+        """Fold [*ensemble, batch, channels, height, width]. Without the ensemble axes, all members
+        get the same values.
+        """
         if not self.ensemble:
             return value
         whole = value.expand(*self.ensemble, *value.shape[-4:])
@@ -133,7 +134,7 @@ class Conv2d(Synapses):
         return weight.reshape(-1, *weight.shape[-3:])
 
     def _forward(self, pre: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The drive on `post`, folded, and the positions that won the pooling."""
+        """Return the drive on `post`, folded, and the positions of the pooled maxima."""
         bias = None if self.bias is None else self.bias.flatten()
         drive = conv2d(
             self._fold(pre),
@@ -149,7 +150,7 @@ class Conv2d(Synapses):
         return pooled, winners
 
     def _spread(self, post: Tensor, winners: Tensor | None) -> Tensor:
-        """What `post` holds, folded, at the positions that won, and zero at the others."""
+        """Put the values of `post`, folded, at the pooled maxima, and zeros elsewhere."""
         post = self._fold(post)
         if winners is None:
             return post
@@ -197,7 +198,7 @@ class Conv2d(Synapses):
         return self._named(forward, backward, d_post)
 
     def _weight_gradient(self, pre: Tensor, spread: Tensor) -> Tensor:
-        """∂/∂W of Σ spread · conv(pre), summed over the batch."""
+        """Return ∂/∂W of Σ spread · conv(pre), summed over the batch."""
         kernels = self._kernels(self.weight).shape
 
         def gradient(pre: Tensor, spread: Tensor) -> Tensor:
@@ -220,7 +221,7 @@ class Conv2d(Synapses):
 
 
 def _bilinear(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """A product that is linear in both, also of complex numbers: without any conjugate."""
+    """Apply a bilinear product of real tensors to complex ones, without conjugation."""
     if not (a.is_complex() or b.is_complex()):
         return product(a, b)
     a, b = a + 0j, b + 0j

@@ -16,23 +16,23 @@ from eqprop.types import Gradients, Shape
 class Dense(Synapses):
     """All-to-all synapses between two layers, from the input, or within one layer.
 
-    It reads layers of any shape as flat. Within one layer (`pre == post`) tied means that the block
-    is symmetric, untied that each of its n(n−1) connections is free.
+    Layers of any shape are flattened. Within one layer (`pre == post`) a tied weight is symmetric;
+    in an untied one each of the n(n−1) connections is free.
 
     Args:
-        pre: the name of the layer before, or "input".
-        post: the name of the layer after.
-        tied: one weight read in both directions (default True; EP, C-EP). Untied: a
-            `backward_weight` of its own (VF, C-VF).
-        bias: whether the layer after gets one. Default False.
-        init: how weights are drawn: "glorot" (default), "fan_in", or a function (shape, fan_in,
-            fan_out, generator) -> tensor.
-        angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
-            member. The backward weight is the transposed forward weight, each sign flipped with
-            probability ½(1 − cos Ψ). Default 0.
+        pre: name of the layer before, or "input".
+        post: name of the layer after.
+        tied: whether both directions share one weight (default True; EP, C-EP). If not, there is a
+            separate `backward_weight` (VF, C-VF).
+        bias: whether the layer after has a bias. Default False.
+        init: distribution of the weights: "glorot" (default), "fan_in", or a function (shape,
+            fan_in, fan_out, generator) -> tensor.
+        angle: angle Ψ in degrees between forward and backward weights, untied only; a number, or
+            one per member. The backward weight is the transposed forward weight, each sign flipped
+            with probability ½(1 − cos Ψ). Default 0.
         shared_update: untied only: both weights get the sum of both updates, as one tied weight
             would. With weight decay they align (Kolen and Pollack). Default False.
-        self_loops: within one layer, whether neurons feed themselves. Default False.
+        self_loops: within one layer: whether neurons connect to themselves. Default False.
     """
 
     # weight [*ensemble, n_pre, n_post], backward_weight [*ensemble, n_post, n_pre]
@@ -86,7 +86,7 @@ class Dense(Synapses):
         return drive if len(shape) == 1 else drive.unflatten(-1, shape)
 
     def _block(self) -> Tensor:
-        """The weight as the dynamics read it: within a layer masked, and symmetric if tied."""
+        """Return the weight that the dynamics use: masked within a layer, symmetric if tied."""
         if self.block_mask is None:
             return self.weight
         weight = self.weight * self.block_mask

@@ -1,8 +1,8 @@
-"""What a synapse is: it joins two layers, and sees these two alone.
+"""The interface of synapses. They join two layers and see only these two.
 
-It turns what its ends transmit into a drive on each, holds its own share φ of the primitive
-function, and forms its update from the states of its two ends: locality in space is in the
-signatures. A synapse of your own defines `weight_shape`, `fans` and `drives`; the rest follows.
+Synapses turn what their two layers transmit into a drive on each, add a share φ to the primitive
+function, and compute their update from the states of both layers. So the signatures enforce
+locality in space. Your own synapses define `weight_shape`, `fans` and `drives`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class Synapses(nn.Module, ABC):
     """Connections from the layer `pre` to the layer `post`, and back.
 
     Args:
-        pre: the name of the layer before, or "input".
-        post: the name of the layer after.
-        tied: one weight read in both directions (default True; EP, C-EP). Untied: a
-            `backward_weight` of its own (VF, C-VF).
-        bias: whether the layer after gets one. Default False.
-        init: how weights are drawn: "glorot" (default), "fan_in", or a function (shape, fan_in,
-            fan_out, generator) -> tensor.
-        angle: Ψ in degrees between forward and backward weights, untied only; a number, or one per
-            member. The backward weight is the forward weight, each sign flipped with probability
-            ½(1 − cos Ψ). Default 0.
+        pre: name of the layer before, or "input".
+        post: name of the layer after.
+        tied: whether both directions share one weight (default True; EP, C-EP). If not, there is a
+            separate `backward_weight` (VF, C-VF).
+        bias: whether the layer after has a bias. Default False.
+        init: distribution of the weights: "glorot" (default), "fan_in", or a function (shape,
+            fan_in, fan_out, generator) -> tensor.
+        angle: angle Ψ in degrees between forward and backward weights, untied only; a number, or
+            one per member. The backward weight is the forward weight, each sign flipped with
+            probability ½(1 − cos Ψ). Default 0.
         shared_update: untied only: both weights get the sum of both updates, as one tied weight
             would. With weight decay they align (Kolen and Pollack). Default False.
     """
 
     weight: nn.Parameter  # [*ensemble, *weight_shape]
     bias: nn.Parameter | None  # [*ensemble, n_bias]
-    backward_weight: nn.Parameter | None  # as the weight, reversed
-    ends: tuple[Shape, Shape]  # what the two layers look like
+    backward_weight: nn.Parameter | None  # shaped like reverse(weight)
+    ends: tuple[Shape, Shape]  # shapes of the two layers
     ensemble: tuple[int, ...]
-    holomorphic = True  # the drives are analytic functions of what the ends transmit
+    holomorphic = True  # whether the drives are analytic functions of what the layers transmit
 
     def __init__(
         self,
@@ -83,45 +83,49 @@ class Synapses(nn.Module, ABC):
 
     @property
     def untied(self) -> bool:
-        """Whether it has a backward weight of its own."""
+        """Whether there is a separate backward weight."""
         return not (self.tied or self.within or self.from_input)
 
-    # what a synapse of its own kind defines
+    # to be defined by each kind of synapse
 
     @abstractmethod
     def weight_shape(self, pre: Shape, post: Shape) -> Shape:
-        """The shape of one member's weight between layers of these shapes. Raise if they do not
-        fit.
+        """Return the shape of one member's weight between layers of these shapes; raise if they do
+        not fit.
         """
 
     @abstractmethod
     def fans(self, pre: Shape, post: Shape) -> tuple[int, int]:
-        """How many connections a neuron after has, and a neuron before."""
+        """Return (fan_in, fan_out): connections per neuron of `post` and per neuron of `pre`."""
 
     @abstractmethod
     def drives(self, pre: Tensor, post: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """The drives (on_pre, on_post) by what both ends transmit, [*ensemble, batch, *shape].
+        """Return the drives (on_pre, on_post), each [*ensemble, batch, *shape].
 
-        `on_pre` is None where nothing is sent back: from the input, within one layer, and where
-        `post` is None.
+        `on_pre` is None if nothing goes back: from the input, within one layer, or if `post` is
+        None.
+
+        Args:
+            pre: what the layer before transmits, [*ensemble, batch, *shape].
+            post: what the layer after transmits. None: no drive on `pre` is needed.
         """
 
     def bias_size(self, post: Shape) -> int:
-        """How many biases one member has."""
+        """Return the number of biases per member."""
         return math.prod(post)
 
     def reverse(self, weight: Tensor) -> Tensor:
-        """A forward weight as a backward weight lies, and back. By itself an inverse."""
+        """Rearrange a forward weight as a backward weight. The function is its own inverse."""
         return weight
 
     def drawn(self, weight: Tensor) -> Tensor:
-        """A member's weight as it is after drawing."""
+        """Adjust one member's weight after it is drawn."""
         return weight
 
-    # what follows
+    # derived
 
     def size(self, pre: Shape, post: Shape) -> int:
-        """How many parameters one member has."""
+        """Return the number of parameters per member."""
         weights = math.prod(self.weight_shape(pre, post)) * (2 if self.untied else 1)
         return weights + (self.bias_size(post) if self.has_bias else 0)
 
@@ -133,7 +137,7 @@ class Synapses(nn.Module, ABC):
         key: str,
         dtype: torch.dtype,
     ) -> None:
-        """Allocate and draw the parameters, each member's from its own seed and `key`."""
+        """Allocate and draw the parameters, those of each member from its seed and `key`."""
         if "weight" in self._parameters:
             raise ValueError(f"synapse {self.name} belongs to a network already: make a new one")
         angles = self._angles(len(seeds))
@@ -180,7 +184,7 @@ class Synapses(nn.Module, ABC):
         return value
 
     def angle(self) -> Tensor:
-        """Ψ between forward and backward weights in degrees, [*ensemble]; 0 where tied."""
+        """Return Ψ between forward and backward weights in degrees, [*ensemble]; 0 if tied."""
         if self.backward_weight is None:
             return torch.zeros(self.ensemble, dtype=self.weight.dtype)
         back = self.reverse(self.backward_weight)
@@ -188,12 +192,12 @@ class Synapses(nn.Module, ABC):
         return angle_between(a, b)
 
     def phi(self, pre: Tensor, post: Tensor) -> Tensor:
-        """Its share of Φ, post · (drive by pre), one value per sample. Tied synapses only."""
+        """Return φ = post · (drive on post), its share of Φ, one value per sample. Tied only."""
         self._require_tied()
         return self._per_sample(post * self.drives(pre, None if self.from_input else post)[1])
 
     def phi_gradient(self, pre: Tensor, post: Tensor) -> Gradients:
-        """∂φ/∂θ, summed over the batch. Tied synapses only."""
+        """Return ∂φ/∂θ, summed over the batch. Tied only."""
         self._require_tied()
 
         def phi(theta: Gradients) -> Tensor:
@@ -206,7 +210,7 @@ class Synapses(nn.Module, ABC):
     def vector_field_gradient(
         self, pre: Tensor, post: Tensor, d_pre: Tensor | None, d_post: Tensor
     ) -> Gradients:
-        """(∂drive/∂θ)ᵀ·d for changes d at both ends, summed over the batch.
+        """Return (∂drive/∂θ)ᵀ·d for changes d of both layers, summed over the batch.
 
         `d_pre` is None for the input, which does not move.
         """
@@ -226,21 +230,21 @@ class Synapses(nn.Module, ABC):
         return found
 
     def _shared(self, forward: Tensor, backward: Tensor) -> Gradients:
-        """What both weights get where they share their updates."""
+        """Return the gradients of both weights under `shared_update`."""
         total = forward + self.reverse(backward)
         return {"weight": total, "backward_weight": self.reverse(total)}
 
     def forward(
         self, pre: Tensor, post: Tensor | None, drives: bool = False
     ) -> Tensor | tuple[Tensor | None, Tensor]:
-        """φ(pre, post), or the drives: what `torch.func` calls with other parameters."""
+        """Return φ(pre, post), or the drives, for `torch.func.functional_call`."""
         if drives:
             return self.drives(pre, post)
         assert post is not None
         return self.phi(pre, post)
 
     def _per_sample(self, value: Tensor) -> Tensor:
-        """The sum over the neurons of `post`, [*ensemble, batch]."""
+        """Sum over the neurons of `post`; return [*ensemble, batch]."""
         return value.flatten(-len(self.ends[1])).sum(-1)
 
     def _require_tied(self) -> None:

@@ -1,8 +1,8 @@
 """The compiled engine for layered dense networks on the CPU.
 
-Same numbers as the reference engine, the work arranged as `kernel.c` says. The
-members of an ensemble run in parallel without waiting for each other; in a single minibatch,
-threads also share the input weights of a member and the samples of its free phase.
+It computes the same numbers as the reference engine; `kernel.c` describes how. The members of an
+ensemble run in parallel and independently. In a single minibatch, threads also share the input
+weights of a member and the samples of its free phase.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _pointers = ctypes.c_void_p * MAX_LAYERS
 
 
 class _Problem(ctypes.Structure):
-    """`Problem` of kernel.c, field by field."""
+    """The struct `Problem` of kernel.c."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("layers", "batch", "inputs", "members")),
@@ -75,7 +75,7 @@ class _Problem(ctypes.Structure):
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
@@ -85,8 +85,8 @@ def _cores() -> int:
 class NativeEngine(Engine):
     """Trains an ensemble of layered networks on the CPU with up to `threads` threads."""
 
-    chunk = 50  # enough to share the members out evenly, few enough to stop soon
-    relaxes = 100  # states of so many samples stay in the cache
+    chunk = 50  # enough to balance the load, few enough to stop soon
+    relaxes = 100  # the states of this many samples stay in the cache
     writes_last = True
 
     @classmethod
@@ -115,7 +115,7 @@ class NativeEngine(Engine):
         self._problem = self._describe(model, rule)
 
     def _describe(self, net: Network, rule: Rule) -> _Problem:
-        """All that does not change from one minibatch to the next."""
+        """Return the part of the problem that is the same for all minibatches."""
         p = _Problem()
         _check_counts(inputs=net.input_size, networks=math.prod(net.ensemble))
         _check_counts(**dict(zip(net.layer_names, net.layer_sizes, strict=True)))
@@ -142,7 +142,7 @@ class NativeEngine(Engine):
         return p
 
     def _column(self, value: float | Tensor, members: int) -> int:
-        """One double per member, and where it lies."""
+        """Store one double per member; return its address."""
         column = torch.as_tensor(value, dtype=torch.float64).cpu().reshape(-1).expand(members)
         self._columns.append(column.contiguous())
         return self._columns[-1].data_ptr()
@@ -162,7 +162,7 @@ class NativeEngine(Engine):
     def learn_many(
         self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
     ) -> tuple[Relaxation, Counts] | None:
-        """All minibatches in one call, gathered by the kernel."""
+        """Run all minibatches in one call; the kernel gathers the samples."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         beta = self.all_betas(len(index), signs).contiguous()
@@ -189,7 +189,7 @@ class NativeEngine(Engine):
         return self._call("step", x.shape[-2], free_steps, nudged_steps)
 
     def _call(self, function: str, B: int, free_steps: int, nudged_steps: int) -> Relaxation | None:
-        """Run the kernel; None where something is not finite in a member."""
+        """Run the kernel; return None if a value of some member is not finite."""
         net, rule, p = self.model, self.rule, self._problem
         assert isinstance(net, Network)
         _check_counts(batch=B, pixels=B * p.inputs, minibatches=p.minibatches)
@@ -201,7 +201,7 @@ class NativeEngine(Engine):
         p.batch = B
         p.free_steps, p.nudged_steps = free_steps, nudged_steps
         p.residual, p.steps, p.failed = residual.data_ptr(), steps.data_ptr(), failed.data_ptr()
-        held: list[Tensor] = []  # it lives until the kernel is done, whatever others do meanwhile
+        held: list[Tensor] = []  # keeps parameters alive until the kernel ends
         for k, synapse in enumerate(net.synapses):
             p.state[k] = state[k].data_ptr()
             for field, target in (
@@ -226,7 +226,7 @@ class NativeEngine(Engine):
         )
 
     def _scratch_at(self, p: _Problem) -> int:
-        """Where the buffers of this problem lie; they are made larger if they have to be."""
+        """Return the address of the buffers; enlarge them if this problem needs more."""
         needed = p.members * self._library.scratch_bytes(ctypes.byref(p)) + 64
         if needed > len(self._scratch):
             memory.require(needed, f"the buffers of {p.members} network(s), {p.batch} samples each")
@@ -235,7 +235,7 @@ class NativeEngine(Engine):
 
 
 def _check_counts(**counts: int) -> None:
-    """The kernel counts in 32 bits."""
+    """Raise if a count exceeds the 32 bits of the kernel."""
     for name, count in counts.items():
         if count >= LIMIT:
-            raise ValueError(f"kind 'native': {count} {name} at once: {LIMIT - 1} are the most")
+            raise ValueError(f"kind 'native': {name} must be at most {LIMIT - 1}, not {count}")

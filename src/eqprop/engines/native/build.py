@@ -23,7 +23,7 @@ LINK = ("-shared", "-fPIC", "-pthread")
 
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernel for float32 or float64."""
+    """Return the compiled kernel for float32 or float64."""
     if os.environ.get("EQPROP_NATIVE") == "0":
         raise CannotBuild("EQPROP_NATIVE=0 turns it off")
     compiler = _compiler()
@@ -68,7 +68,7 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Return a description of the processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))

@@ -1,23 +1,23 @@
-/* One minibatch of a layered dense network, for one ensemble member after another.
+/* Minibatches of a layered dense network, for every member of an ensemble.
 
-   The numbers are those of the reference engine; the work is arranged anew:
-   - the drive of the input is computed once; where most pixels are zero they are skipped, and
-     where most are not the product is dense;
-   - continual updates of the input weights telescope: with G = X Xᵀ,
-         X W_x(t) = X W_x(0) + c G R_t,    R_t = Σ of the post-synaptic changes;
-   - C-EP leaves ∂Φ/∂θ independent of θ, so a block of hidden weights is
-         W(t) = W_00 + c A_tᵀ P_t,         W_00 = W(0) − c A_0ᵀ P_0
-     and is either written anew at each step (small blocks) or never, as
-         A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t   (large ones);
-   - C-VF accumulates W += c A_tᵀ D_t in a packed copy;
-   - σ′ in the update (update_slope) is a factor of D, so the same identities hold with it.
-   A minibatch has five stages: read it, drive the first layer, the two phases, move the
-   parameters. `step` gives each stage of every member to its threads, and goes on to the last only
-   if no member has failed: then all parameters are as they were. `learn` takes each member through
-   many minibatches gathered from a data set; there the caller keeps a copy.
+   The numbers are those of the reference engine, computed in another order:
+   - The drive of the input is computed once. If most pixels are zero they are skipped; if not, the
+     product is dense.
+   - Continual updates of the input weights telescope: with G = X Xᵀ,
+         X W_x(t) = X W_x(0) + c G R_t,    R_t = Σ of the post-synaptic changes.
+   - Under C-EP, ∂Φ/∂θ does not depend on θ, so a block of hidden weights is
+         W(t) = W_00 + c A_tᵀ P_t,         W_00 = W(0) − c A_0ᵀ P_0.
+     Small blocks are written at each step. Large blocks are never written:
+         A_t W(t) = A_t W_00 + c (A_t A_tᵀ) P_t.
+   - C-VF accumulates W += c A_tᵀ D_t in a packed copy.
+   - σ′ in the update (update_slope) is a factor of D, so the same identities hold.
+   A minibatch has five stages: read it, drive the first layer, run the two phases, move the
+   parameters. `step` shares each stage of all members among its threads. It runs the last stage
+   only if no member has failed; otherwise all parameters keep their values. `learn` takes each
+   member through many minibatches of a data set; there the caller keeps a copy of the parameters.
 
-   A is what the layer before a synapse transmits, P what the layer after it does, rows are
-   samples. Rows are padded to whole vectors; what stands in the padding is never summed over. */
+   A is what the layer before a synapse transmits, P what the layer after it transmits; rows are
+   samples. Rows are padded to whole vectors; sums never include the padding. */
 
 #include <pthread.h>
 #include <stdint.h>
@@ -40,10 +40,10 @@
 #define MAX_LAYERS 8
 #define MAX_THREADS 256
 #define STRIP (8 * V) /* columns of the input weights that one thread reads at a time */
-#define AHEAD 32      /* rows of them that are asked for before they are needed */
+#define AHEAD 32      /* rows of them to prefetch */
 #define ROWS 98       /* rows of them that one thread moves at a time */
 #define SAMPLES 10    /* samples of a minibatch that one thread relaxes at a time */
-#define PATIENCE 3e-4 /* seconds that a thread waits awake: the second phase of one small member */
+#define PATIENCE 3e-4 /* seconds of busy waiting: the second phase of one small member */
 
 #ifdef DOUBLE
 typedef double real;
@@ -76,11 +76,11 @@ typedef struct {
     double dt, tolerance, rescale; /* tolerance < 0: none */
     const real *x, *y;
     real *weight[MAX_LAYERS], *backward[MAX_LAYERS], *bias[MAX_LAYERS]; /* or NULL */
-    /* Either x and y above and one minibatch, or minibatches gathered from a data set: */
+    /* Either one minibatch, x and y above, or minibatches of a data set: */
     const uint8_t *images, *labels;    /* [n, inputs], [n]; NULL: x and y */
     const int64_t *index;              /* [minibatches, members, batch] */
     const real *pixel;                 /* [256]: what a byte transmits */
-    double *wrong, *loss;              /* [members]: counted over the minibatches */
+    double *wrong, *loss;              /* [members]: sums over the minibatches */
     const double *beta;                /* [minibatches, members], signed */
     const double *rate[MAX_LAYERS];    /* [members] of weight; 0: does not move */
     const double *back_rate[MAX_LAYERS];
@@ -89,7 +89,7 @@ typedef struct {
     real *residual;                    /* [members, batch] */
     int64_t *steps;                    /* [members] */
     int32_t *failed;                   /* [members] */
-    int32_t *progress;                 /* [2, members], zero: for the threads of `learn` */
+    int32_t *progress;                 /* [2, members], initially zero: for the threads of `learn` */
     char *scratch;                     /* members × scratch_bytes(p) */
 } Problem;
 
@@ -117,7 +117,7 @@ INLINE real total(vec v) {
 }
 #endif
 
-/* 2^y: a polynomial on [−½, ½], and the whole part added to the exponent */
+/* 2^y: a polynomial on [−½, ½]; the integer part is added to the exponent */
 INLINE vec power_of_two(vec y) {
 #ifdef DOUBLE /* the series of exp(f ln 2) */
     static const real term[] = {
@@ -125,7 +125,7 @@ INLINE vec power_of_two(vec y) {
         0.0013333558146428444, 1.5403530393381609e-4, 1.5252733804059841e-5, 1.3215486790144309e-6,
         1.0178086009239700e-7, 7.0549116208011233e-9, 4.4455382718708116e-10, 2.5678435993488203e-11,
         1.3691488853904129e-12};
-#else /* the best of its degree: off by 7.5e-8 at most, relatively */
+#else /* minimax polynomial: relative error at most 7.5e-8 */
     static const real term[] = {1.0000000716546849f,  0.6931469670647609f,   0.24022119723839974f,
                                 0.055507132734978495f, 0.009675541334453752f, 0.0013276471992533978f};
 #endif
@@ -150,7 +150,7 @@ INLINE vec activate(int activation, vec v) {
     }
 }
 
-/* σ'(s), where a = σ(s) is known */
+/* σ'(s), given a = σ(s) */
 INLINE vec slope(int activation, vec s, vec a) {
     switch (activation) {
         case SIGMOID: return (real)4 * a * ((real)1 - a);
@@ -160,11 +160,11 @@ INLINE vec slope(int activation, vec s, vec a) {
     }
 }
 
-/* Gathers what is not finite: stays 0 as long as every v is */
+/* Stays 0 as long as every v is finite; otherwise NaN. */
 INLINE vec watch(vec seen, vec v) { return v * (real)0 + seen; }
 static int all_well(vec seen) {
     for (int v = 0; v < V; v++)
-        if (seen[v] != 0) return 0; /* NaN too */
+        if (seen[v] != 0) return 0; /* also true for NaN */
     return 1;
 }
 
@@ -182,7 +182,7 @@ typedef struct {
     real alpha;
 } Product;
 
-/* `far`: the input weights, as W or (transposed) as C, lie beyond the cache: ask for them ahead. */
+/* `far`: W, or C if transposed, is the input weights, which exceed the cache: prefetch them. */
 INLINE void block(const int rows, const int cols, const int transposed, const int far, Product p, int i, int j) {
     const real *A = p.A + (transposed ? i : i * p.lda), *W = p.W + j, *base = p.base ? p.base + i * p.ld + j : 0;
     real *C = p.C + i * p.ld + j;
@@ -215,8 +215,8 @@ INLINE void block(const int rows, const int cols, const int transposed, const in
 #else
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #endif
-/* Rows i to `end` of the columns from j on. `sigmoid`: C = σ(base + alpha · A · W), and `seen`
-   what was not finite before. */
+/* Rows i to `end` of the columns from j on. `sigmoid`: C = σ(base + alpha · A · W); `seen` then
+   watches the argument of σ. */
 INLINE void panel(const int cols, const int transposed, const int sigmoid, const int far, Product p, int i, int end,
                   int j, vec *seen) {
     for (int r = i; r < end; r += MR)
@@ -229,7 +229,7 @@ INLINE void panel(const int cols, const int transposed, const int sigmoid, const
         }
 }
 
-/* Columns up to n, in whole vectors. Of W and C, the larger is gone through once. */
+/* All columns up to n, in whole vectors. The larger of W and C is traversed once. */
 INLINE vec panels(const int transposed, const int sigmoid, const int far, int m, int n, Product p) {
     vec seen = {0};
     int at_once = p.K < m ? MR : m;
@@ -252,7 +252,7 @@ static void dot_block(int m, int n, int K, const real *A, long lda, const real *
                       const real *base, real *C, long ld, int i, int j) {
     const real *a[DOTS], *b[DOTS];
     vec sum[DOTS][DOTS];
-    for (int r = 0; r < DOTS; r++) { /* beyond the last row, the last once more */
+    for (int r = 0; r < DOTS; r++) { /* beyond the last row, repeat the last */
         a[r] = A + (i + r < m ? i + r : m - 1) * lda;
         b[r] = B + (j + r < n ? j + r : n - 1) * ldb;
         for (int c = 0; c < DOTS; c++) sum[r][c] = (vec){0};
@@ -291,31 +291,32 @@ typedef struct {
     int e, at, L;                             /* member, minibatch, layers */
     long B, pad[MAX_LAYERS];
     int silent;                               /* every rate is 0 */
-    int32_t *dense;                           /* whether few pixels are zero: the lists below are empty */
+    int32_t *dense;                           /* whether few pixels are zero; then the lists below are empty */
     double beta;
     const real *x, *y;                        /* [B, inputs], [B, size of the last layer] */
     real *gathered_x, *gathered_y;
     real *s[MAX_LAYERS], *next[MAX_LAYERS];   /* states, [B, pad] */
     real *rate[MAX_LAYERS];                   /* what a layer transmits: s itself in discrete time */
     real *first[MAX_LAYERS];                  /* rates at the steady state */
-    real *drive[MAX_LAYERS];                  /* from the input and the bias */
-    real *moved[MAX_LAYERS];                  /* R: sum of the changes of the drives' ends */
-    real *change[MAX_LAYERS];                 /* D: change of a layer, pulled back to its drive by the
-                                                 synapse into it; before, σ′ at that drive; when the
-                                                 phase is over, the last rates */
-    real *back_change[MAX_LAYERS];            /* the same by the synapse out of it: `change` itself
-                                                 unless each synapse has a σ′ of its own */
+    real *drive[MAX_LAYERS];                  /* by the input and the bias */
+    real *moved[MAX_LAYERS];                  /* R: sum of D over the steps; under EP and C-EP,
+                                                 change of the rates since the steady state */
+    real *change[MAX_LAYERS];                 /* first σ′ at the drive by the synapse before the layer;
+                                                 then D, the change of the layer times σ′; after the
+                                                 phase, the last rates */
+    real *back_change[MAX_LAYERS];            /* the same for the synapse after the layer; equal to
+                                                 `change` unless update_slope is "own" */
     real *wf[MAX_LAYERS], *wb[MAX_LAYERS];    /* packed weights of synapse k: layer k−1 → k, and back;
-                                                 the first transposed where the layer is narrow */
+                                                 the first transposed if the layer is narrow */
     real *f0[MAX_LAYERS], *b0[MAX_LAYERS];    /* W_00, or the total update of VF */
-    real *corrected;                          /* drive with what the phase has changed in it */
+    real *corrected;                          /* drive, corrected for the weights moved in this phase */
     real *gram_x, *gram_l;
-    int32_t *first_entry, *sample;            /* nonzero pixels: of pixel i, entries first_entry[i] … */
-    int32_t *first_pixel, *pixel;             /* of sample b */
+    int32_t *first_entry, *sample;            /* nonzero entries of pixel i: from first_entry[i] on */
+    int32_t *first_pixel, *pixel;             /* nonzero pixels of sample b: from first_pixel[b] on */
     real *by_pixel, *by_sample;
 } Member;
 
-/* A row of n in whole vectors, and one more where rows would share the same few sets of the cache */
+/* The length of a row of n in whole vectors, plus one if rows would fall into few sets of the cache */
 static long padded(int n) {
     long width = (n + V - 1) / V * V;
     return width * sizeof(real) % 1024 ? width : width + V;
@@ -324,17 +325,17 @@ static int low_rank(const Problem *p, int k) {
     long a = p->size[k - 1], b = p->size[k];
     return p->rule == CONTINUAL_EP && a * b > 2L * p->batch * (a + b);
 }
-/* Whether the neurons of layer k leave so much of a vector empty that dot products are faster. */
+/* Whether layer k fills so little of a vector that dot products are faster. */
 static int narrow(const Problem *p, int k) { return 4 * p->size[k] <= 3 * V; }
-/* Whether the block into layer k is then the same array in both directions. */
+/* Whether the block before layer k is one array for both directions. */
 static int shared(const Problem *p, int k) { return p->tied && narrow(p, k); }
 static int accumulates(const Problem *p) { return p->rule == VF || p->rule == CONTINUAL_VF; }
-/* Whether the total update is kept apart from the weights that move by η_tiny. */
+/* Whether the total update is stored apart from the weights. */
 static int has_totals(const Problem *p) {
     return p->rule == VF || (p->rule == CONTINUAL_VF && p->rescale != 1);
 }
 
-/* Lay the buffers out; with m == NULL, only count. */
+/* Lay out the buffers and return their size; with m == NULL, only the size. */
 static size_t layout(const Problem *p, Member *m, char *at) {
     char *start = at;
 #define TAKE(field, type, count)                                       \
@@ -435,12 +436,12 @@ static void gather_minibatch(Member *m) {
     }
 }
 
-/* Where the end of the free phase lies, for layer l of sample b. */
+/* The address of the state after the free phase, for layer l of sample b. */
 static real *steady_state(const Member *m, int l, int b) {
     return m->p->state[l] + ((long)m->e * m->p->batch + b) * m->p->size[l];
 }
 
-/* What the free phase answered, before learning from it. */
+/* Count errors and loss of the free phase. */
 static void count_answers(const Member *m) {
     const Problem *p = m->p;
     int last = m->L - 1;
@@ -456,7 +457,7 @@ static void count_answers(const Member *m) {
     }
 }
 
-/* The nonzero inputs, by sample and by pixel, unless most are: then the products are dense. */
+/* List the nonzero inputs by sample and by pixel. If most are nonzero, the products are dense. */
 static void read_input(Member *m) {
     const Problem *p = m->p;
     long n = p->inputs, nonzero = 0;
@@ -469,7 +470,7 @@ static void read_input(Member *m) {
     int count = 0;
     for (int b = 0; b < m->B; b++) {
         m->first_pixel[b] = count;
-        for (int i = 0; i < n; i++) { /* without branches, which cannot be foreseen */
+        for (int i = 0; i < n; i++) { /* without unpredictable branches */
             int there = x[b * n + i] != 0;
             m->pixel[count] = i;
             m->by_sample[count] = x[b * n + i];
@@ -499,7 +500,7 @@ INLINE void gather(const int cols, int count, const int32_t *index, const real *
     for (int c = 0; c < cols; c++) *(vec *)(row + c * V) += alpha * sum[c];
 }
 
-/* The same for columns [j, j + width) of a row of n; width is 8 V or less */
+/* The same for columns [j, j + width) of a row of n; width is at most 8 V */
 static void gather_part(int width, int count, const int32_t *index, const real *value,
                         const real *rows, long ld, real alpha, real *row) {
     if (count == 0) return;
@@ -537,8 +538,8 @@ static void open_weights(Member *m) {
     }
 }
 
-/* Add the drive of the input to a strip of the columns of the first layer. A strip of the weights
-   stays in the cache while it is read for every sample. */
+/* Add the drive of the input to a strip of columns of the first layer. The strip of the weights
+   stays in the cache for all samples. */
 static void drive_strip(Member *m, int strip) {
     const Problem *p = m->p;
     long n = p->size[0], inputs = p->inputs, j = strip * STRIP, width = n - j < STRIP ? n - j : STRIP;
@@ -554,16 +555,16 @@ static void drive_strip(Member *m, int strip) {
     }
     multiply_far(m->B, whole, (Product){m->x, inputs, w, n, to, to, ld, inputs, 1});
     for (int b = 0; b < m->B; b++)
-        for (long c = whole; c < width; c++) { /* beyond the last whole vector of a row lies the next */
+        for (long c = whole; c < width; c++) { /* a whole vector would reach into the next row */
             real sum = 0;
             for (long i = 0; i < inputs; i++) sum += m->x[b * inputs + i] * w[i * n + c];
             to[b * ld + c] += sum;
         }
 }
 
-/* The next state of layer l, from its drive by the synapse into it, `forward`, and by the one out
-   of it, which lies in `back_change`. Writes σ′ at the first to `change`, at the second over it.
-   Returns what was not finite in their sum. */
+/* The next state of layer l, from its drives by the synapse before it (`forward`) and after it (in
+   `back_change`). Writes σ′ at the first drive to `change`, and replaces the second by its σ′.
+   Returns `watch` of the sum of both drives. */
 INLINE vec move_with_slopes(const int activation, Member *m, int l, const real *forward) {
     vec seen = {0};
     int n = m->p->size[l], inner = l + 1 < m->L;
@@ -583,8 +584,8 @@ INLINE vec move_with_slopes(const int activation, Member *m, int l, const real *
     return seen;
 }
 
-/* The next state of layer l, from `base` + the drives of its neighbours. Returns what
-   was not finite in them. Leaves the σ′ that `update_slope` asks for in `change` and `back_change`. */
+/* The next state of layer l, from `base` + the drives of its neighbours. Writes the σ′ of
+   `update_slope` to `change` and `back_change`. Returns `watch` of the drives. */
 static vec move(Member *m, int l, const real *base, int update_slope) {
     const Problem *p = m->p;
     int fused = !p->real_time && p->activation == SIGMOID && update_slope == UPDATE_SLOPE_NONE;
@@ -634,7 +635,7 @@ static vec move(Member *m, int l, const real *base, int update_slope) {
     return seen;
 }
 
-/* Make the state that `move` wrote the current one. */
+/* Make the state written by `move` the current one. */
 static void settle(Member *m, int l) {
     real *old = m->s[l];
     m->s[l] = m->next[l];
@@ -646,7 +647,7 @@ static void settle(Member *m, int l) {
             *(vec *)(m->rate[l] + i) = activate(m->p->activation, *(vec *)(m->s[l] + i));
 }
 
-/* The largest change of layer l in sample b, between the state and the one before. */
+/* The largest change of layer l in sample b, from the previous state to the current one. */
 static real largest_change(const Member *m, int l, int b) {
     const real *now = m->s[l] + b * m->pad[l], *before = m->next[l] + b * m->pad[l];
     int n = m->p->size[l], j = 0;
@@ -665,7 +666,7 @@ static real largest_change(const Member *m, int l, int b) {
     return largest;
 }
 
-/* Of `count` samples from `first` on, which are all that the member holds then. */
+/* Run `count` samples from `first` on. `m` then has only these samples. */
 static int free_phase(Member *m, int first, int count) {
     const Problem *p = m->p;
     int groups = p->in_turn ? 2 : 1;
@@ -685,7 +686,7 @@ static int free_phase(Member *m, int first, int count) {
     vec seen = {0};
     int t = 0;
     while (t < p->free_steps) {
-        m->silent = t == 0 && !p->real_time && p->free_steps > 1; /* a step alone shows weights not finite */
+        m->silent = t == 0 && !p->real_time && p->free_steps > 1; /* but one single step must show non-finite weights */
         for (int l = 0; l < m->L; l++)
             if (groups == 1 || l % 2 == t % 2) seen += move(m, l, m->drive[l], UPDATE_SLOPE_NONE);
         for (int l = 0; l < m->L; l++)
@@ -705,22 +706,21 @@ static int free_phase(Member *m, int first, int count) {
         }
     }
     m->silent = 0;
-    if (first == 0) p->steps[m->e] = t; /* of all alike */
+    if (first == 0) p->steps[m->e] = t; /* the same for all samples */
     for (int l = 0; l < m->L; l++)
         for (int b = 0; b < m->B; b++)
             memcpy(steady_state(m, l, first + b), m->s[l] + b * m->pad[l], p->size[l] * sizeof(real));
     return !all_well(seen);
 }
 
-/* η/(β ε B) of a member, times what the phase uses of it */
+/* η/(β ε B) of a member; η/(β B) under EP and C-EP, where the factor ε of ∂Φ/∂θ cancels */
 static real coefficient(const Member *m, const double *rate) {
     double epsilon = m->p->real_time ? m->p->dt : 1;
-    /* ∂Φ/∂θ and ∂s'/∂drive carry a factor ε in real time, and the update divides by it */
     return rate ? (real)(rate[m->e] / (m->beta * m->B) * (accumulates(m->p) ? 1 / epsilon : 1)) : 0;
 }
 
-/* The drive of layer l in the second phase: the input's, with all that has moved since. The
-   first layer's takes it from gram_x, which holds c G + c_bias by then. */
+/* The drive of layer l in the second phase, corrected for the weights moved so far. For the first
+   layer the correction uses gram_x, which holds c G + c_bias by now. */
 static const real *second_drive(Member *m, int l) {
     const Problem *p = m->p;
     long ld = m->pad[l];
@@ -751,13 +751,13 @@ static const real *second_drive(Member *m, int l) {
     return from;
 }
 
-/* to = base + c AᵀP for synapse k, A of layer k−1 and P of layer k, as wb lies in the memory */
+/* to = base + c AᵀP for synapse k, A of layer k−1 and P of layer k, in the layout of wb */
 static void add_backward(Member *m, int k, real c, real **A, real **P, const real *base, real *to) {
     long la = m->pad[k - 1], lb = m->pad[k];
     multiply_transposed(m->p->size[k], m->p->size[k - 1], (Product){P[k], lb, A[k - 1], la, base, to, la, m->B, c});
 }
 
-/* The same as wf lies */
+/* The same in the layout of wf */
 static void add_forward(Member *m, int k, real c, real **A, real **P, const real *base, real *to) {
     long la = m->pad[k - 1], lb = m->pad[k];
     if (narrow(m->p, k))
@@ -783,7 +783,7 @@ static void open_blocks(Member *m) {
     }
 }
 
-/* f += cf A_tᵀ D and w += cb P_tᵀ D_back, for the two ends of synapse k; a tied weight gets both */
+/* f += cf A_tᵀ D and w += cb P_tᵀ D_back for synapse k; a tied weight gets both */
 static void add_steps(Member *m, int k, real cf, real cb, real *f, real *w) {
     real **A = m->rate, **D = m->change, **D_back = m->back_change;
     add_forward(m, k, cf, A, D, f, f);
@@ -793,8 +793,8 @@ static void add_steps(Member *m, int k, real cf, real cb, real *f, real *w) {
     if (m->p->tied) add_backward(m, k, cb, A, D, w, w);
 }
 
-/* What the step from s_t to s_{t+1} changes in the hidden blocks. For C-VF and VF `rate` still
-   holds time t, and `change` the step; for C-EP `rate` holds time t+1. */
+/* Update the hidden blocks for the step from s_t to s_{t+1}. Under C-VF and VF `rate` is still that
+   of time t, and `change` the step; under C-EP `rate` is that of time t+1. */
 static void update_blocks(Member *m) {
     const Problem *p = m->p;
     for (int k = 1; k < m->L; k++) {
@@ -824,7 +824,7 @@ static int nudged_phase(Member *m) {
         settle(m, l);
         memcpy(m->first[l], m->rate[l], m->B * m->pad[l] * sizeof(real));
         memset(m->moved[l], 0, m->B * m->pad[l] * sizeof(real));
-        if (p->update_slope == UPDATE_SLOPE_OWN) { /* no σ′ is written beyond the last neuron's vector */
+        if (p->update_slope == UPDATE_SLOPE_OWN) { /* `move` writes no σ′ beyond the vector of the last neuron */
             memset(m->change[l], 0, m->B * m->pad[l] * sizeof(real));
             memset(m->back_change[l], 0, m->B * m->pad[l] * sizeof(real));
         }
@@ -887,7 +887,7 @@ static real largest(const real *v, long n) {
     return result;
 }
 
-/* Whether an update of some weight could overflow. Then the reference engine has to judge. */
+/* Whether an update of some weight could overflow. Then the reference engine decides. */
 static int may_overflow(const Member *m) {
     const Problem *p = m->p;
     double limit = sizeof(real) == 4 ? 1e37 : 1e307;
@@ -905,7 +905,7 @@ static int may_overflow(const Member *m) {
     return 0;
 }
 
-/* w = scale · w + update, leaving out the padding */
+/* w = scale · w + update, without the padding */
 INLINE void unpack(real *w, long rows, long cols, real scale, const real *update, long down, long right) {
     for (long i = 0; i < rows; i++)
         for (long j = 0; j < cols; j++)
@@ -937,7 +937,7 @@ static void move_hidden(Member *m) {
             }
         if (l == 0) continue;
         real cf = coefficient(m, p->rate[l]), *f = m->wf[l];
-        if (!accumulates(p)) { /* c (A_Kᵀ P_K − A_0ᵀ P_0), by way of the packed copy */
+        if (!accumulates(p)) { /* c (A_Kᵀ P_K − A_0ᵀ P_0), in the packed copy */
             add_forward(m, l, cf, m->change, m->change, 0, f);
             add_forward(m, l, -cf, m->first, m->first, f, f);
             unpack_blocks(m, l, 1, f, 0);
@@ -975,12 +975,12 @@ static void move_rows(Member *m, int part) {
     }
 }
 
-/* ---- the stages of a minibatch, each in parts that do not depend on each other ---- */
+/* ---- the stages of a minibatch, each in independent parts ---- */
 
 static int strips(const Problem *p) { return (p->size[0] + STRIP - 1) / STRIP; }
 static int row_parts(const Problem *p) { return (p->inputs + ROWS - 1) / ROWS; }
-/* Samples do not meet in the free phase, unless a tolerance stops them all together. In `learn` one
-   thread has them all. */
+/* Samples are independent in the free phase, unless a tolerance stops them all together. In `learn`
+   one thread runs them all. */
 static int samples_at_once(const Problem *p) { return p->images || p->tolerance >= 0 ? p->batch : SAMPLES; }
 static int sample_parts(const Problem *p) { return (p->batch + samples_at_once(p) - 1) / samples_at_once(p); }
 
@@ -993,7 +993,7 @@ static void read_stage(Member *m, int part) {
 static void free_stage(Member *m, int part) {
     int at_once = samples_at_once(m->p), first = part * at_once, left = m->p->batch - first;
     if (free_phase(m, first, left < at_once ? left : at_once))
-        __atomic_store_n(m->p->failed + m->e, 1, __ATOMIC_RELAXED); /* as another part may */
+        __atomic_store_n(m->p->failed + m->e, 1, __ATOMIC_RELAXED); /* other parts may write it too */
 }
 static void nudged_stage(Member *m, int part) {
     (void)part;
@@ -1028,7 +1028,7 @@ static void list_stages(const Problem *p, Stage *stages) {
     memcpy(stages, all, sizeof all);
 }
 
-/* ---- helpers: threads that stay, since to start one takes as long as a tenth of a minibatch ---- */
+/* ---- helpers: a pool of threads, since starting one takes a tenth of a minibatch ---- */
 
 static double seconds(void) {
     struct timespec t;
@@ -1036,8 +1036,8 @@ static double seconds(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* Wait until a value changes that the lock guards: awake at first, since to be woken takes as long as a
-   stage of one member. */
+/* Wait until a value guarded by the lock changes: busy at first, since waking a thread takes as long
+   as a stage of one member. */
 static void wait_for_change(const _Atomic int *value, pthread_cond_t *changed, pthread_mutex_t *lock) {
     int old = *value;
     pthread_mutex_unlock(lock);
@@ -1050,7 +1050,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t called, left;
     int started, busy;
-    _Atomic int room, inside; /* how many may still join the work, and how many are at it */
+    _Atomic int room, inside; /* how many helpers may still join the work, and how many are working */
     void *(*worker)(void *);
     void *argument;
 } helpers = {.lock = PTHREAD_MUTEX_INITIALIZER, .called = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
@@ -1088,8 +1088,8 @@ static int start_helper(void) {
     return 1;
 }
 
-/* Work, with as many helpers as there is work for and the system grants; alone, if another call has
-   the helpers. */
+/* Run the worker here and in as many helpers as there is work for and the system allows; only here
+   if another call has the helpers. */
 static void share(const Problem *p, long work, void *(*worker)(void *), void *argument) {
     int wanted = p->threads < MAX_THREADS ? p->threads : MAX_THREADS;
     wanted = (work < wanted ? work : wanted) - 1;
@@ -1107,7 +1107,7 @@ static void share(const Problem *p, long work, void *(*worker)(void *), void *ar
     worker(argument);
     if (!mine) return;
     pthread_mutex_lock(&helpers.lock);
-    helpers.room = 0; /* who has not come yet need not come any more */
+    helpers.room = 0; /* helpers that have not joined yet are not needed any more */
     while (helpers.inside) wait_for_change(&helpers.inside, &helpers.left, &helpers.lock);
     helpers.busy = 0;
     pthread_mutex_unlock(&helpers.lock);
@@ -1131,7 +1131,7 @@ static int any_failed(const Problem *p) {
 }
 
 static void next_stage(Shift *shift) {
-    shift->stage = any_failed(shift->p) ? STAGES : shift->stage + 1; /* where one fails, none moves */
+    shift->stage = any_failed(shift->p) ? STAGES : shift->stage + 1; /* if one member fails, none moves */
     shift->taken = shift->finished = 0;
     pthread_cond_broadcast(&shift->changed);
 }
@@ -1164,7 +1164,7 @@ static void *stage_worker(void *argument) {
     return 0;
 }
 
-/* One minibatch; without nudged steps, its free phase. Returns whether a member failed. */
+/* Run one minibatch, or without nudged steps only its free phase. Returns whether a member failed. */
 int step(const Problem *p) {
     Shift shift = {p, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{0}}, 0, 0, 0};
     list_stages(p, shift.stages);
@@ -1174,9 +1174,9 @@ int step(const Problem *p) {
 
 /* ---- many minibatches of all members ----
 
-   A member's minibatches follow each other; those of different members do not wait. So a free
-   thread takes the member that is furthest behind, and the work is shared out evenly even if
-   the members cannot be. */
+   The minibatches of one member run in order; different members are independent. A free thread
+   takes the member that is furthest behind. So the load is balanced even if the number of members
+   is no multiple of the number of threads. */
 
 typedef struct {
     const Problem *p;
@@ -1185,7 +1185,7 @@ typedef struct {
     int32_t *done, *busy; /* [members] */
 } Queue;
 
-/* The free member that is furthest behind; −1: none is free; −2: nothing is left to start. */
+/* The free member that is furthest behind. −1: none is free. −2: no work is left. */
 static int next_member(const Queue *queue) {
     int best = -2;
     for (int e = 0; e < queue->p->members; e++) {

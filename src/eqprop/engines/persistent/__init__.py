@@ -1,7 +1,7 @@
-"""The persistent engine for a GPU: networks with one or two hidden layers that stay on the chip.
+"""The persistent engine for a GPU: networks with one or two hidden layers stay on the chip.
 
-One launch runs many minibatches of every member; `one_hidden.cu` and `two_hidden.cu` say how,
-`naive.py` says what.
+One launch runs many minibatches of every member. `naive.py` defines the result; `one_hidden.cu`
+and `two_hidden.cu` compute it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ COMMON = ("common.cuh", "chip.cuh", "input.cuh", "output.cuh")
 SLOPES = {UpdateSlope.NONE: 0, UpdateSlope.OWN: 1, UpdateSlope.FULL: 2}
 CLUSTERS = (16, 8, 4, 2, 1)
 MOST_OUTPUTS, MOST_ROWS = 16, 40
-TURN = 50  # minibatches of a member at a time, where not all members run at once
-MOST_SEGMENT = 128  # of a layer, in the kernel for two hidden layers: what the registers hold
+TURN = 50  # minibatches per launch and member if not all members run at once
+MOST_SEGMENT = 128  # neurons of a layer that registers can hold, with two hidden layers
 
 
 class PersistentEngine(Engine):
-    """Trains an ensemble of networks, each on multiprocessors of its own.
+    """Trains an ensemble of networks, each on its own multiprocessors.
 
-    A minibatch that does not fit goes to the engine `slower`, if one is given.
+    If a minibatch does not fit, the engine `slower` takes it.
     """
 
     chunk = 500
@@ -55,7 +55,7 @@ class PersistentEngine(Engine):
 
     @classmethod
     def limit(cls, job: Job) -> str | None:
-        """What keeps this engine from a layered network that the captured graph can run."""
+        """Return what this engine cannot run although the telescoped engine can; None if it can."""
         model, rule = job.model, job.rule
         assert isinstance(model, Network)
         if len(model.layers) not in (2, 3):
@@ -89,7 +89,7 @@ class PersistentEngine(Engine):
         model = self.model
         assert isinstance(model, Network)
         self._slower = slower
-        self._too_large: set[int] = set()  # batches that do not fit
+        self._too_large: set[int] = set()  # batch sizes that do not fit
         self._deep = len(model.layers) == 3
         self._sources = (*COMMON, "two_hidden.cu" if self._deep else "one_hidden.cu")
         # larger clusters are tried only if all members run at once
@@ -103,15 +103,15 @@ class PersistentEngine(Engine):
         self._members = math.prod(model.ensemble)
         self._tied = model.tied
         self._columns: dict[tuple[str, int], Tensor] = {}
-        # samples that are relaxed together where nothing is learned
+        # number of samples that relax together without learning
         self._tile = self._largest(20, 8, 4) if model.dtype == torch.float32 else 8
         if self.kernel(self._tile).resident() < self._members:
-            self.chunk = 3000  # fewer ends, at which multiprocessors are idle
+            self.chunk = 3000  # multiprocessors are idle at the end of a call: make fewer calls
         if self._deep and self._tile == 20:
             self._tile = self._largest(32, 20, relaxes=True)
 
     def _largest(self, *batches: int, relaxes: bool = False) -> int:
-        """The first batch size of these that can be held; where none can, the reason is raised."""
+        """Return the first of these batch sizes that fits; raise the reason if none does."""
         *larger, least = batches
         for batch in larger:
             with suppress(CannotBuild):
@@ -121,14 +121,14 @@ class PersistentEngine(Engine):
         return least
 
     def _current(self) -> AbstractContextManager[object]:
-        """The GPU of the model is the one that is meant."""
+        """Make the GPU of the model the current one."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def kernel(self, batch: int, relaxes: bool = False) -> Kernel:
-        """The kernel for a batch size: the largest cluster with which all members run at once, or
-        else the smallest that there is.
+        """Return the kernel for a batch size, with the largest cluster with which all members run
+        at once, or else with the smallest cluster.
         """
-        relaxes &= self._deep  # with one hidden layer there is no difference
+        relaxes &= self._deep  # one hidden layer: the same kernel
         if (batch, relaxes) not in self._kernels:
             with self._current():
                 self._kernels[batch, relaxes] = self._build(batch, relaxes)
@@ -165,12 +165,12 @@ class PersistentEngine(Engine):
         if batch > MOST_ROWS:
             raise CannotBuild(f"a batch of more than {MOST_ROWS}")
         *hidden, outputs = net.layer_sizes
-        slice_ = math.ceil(max(hidden) / cluster / 32)  # in warps of one column a lane
+        slice_ = math.ceil(max(hidden) / cluster / 32)  # in warps, one column per lane
         constants = {"H": hidden[0], "CLUSTER": cluster, "SLICE": 32 * slice_}
         if len(hidden) == 1:
             strip = 4 if slice_ >= 8 and hidden[0] % 4 == 0 and net.dtype == torch.float32 else 2
-            # ten warps, if they suffice, have room for all weights in their registers; all of them
-            # together have a strip of input weights for each column
+            # Up to ten warps have room for all weights in their registers. The warps together must
+            # have a strip of input weights per column.
             chosen = next(
                 (
                     (columns, rows, warps)
@@ -235,7 +235,7 @@ class PersistentEngine(Engine):
     def learn_many(
         self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
     ) -> tuple[Relaxation, Counts] | None:
-        """All minibatches in one launch, gathered by the kernel."""
+        """Run all minibatches in one launch; the kernel gathers the samples."""
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         bytes_ = torch.arange(256, dtype=torch.uint8).to(net.dtype) / 255
@@ -262,7 +262,7 @@ class PersistentEngine(Engine):
         return relaxation if self.healthy(relaxation.state) else None
 
     def _flat(self, samples: Tensor) -> Tensor:
-        """[batch, n], or [members, batch, n]."""
+        """Return contiguous samples, [batch, n] or [members, batch, n]."""
         whole = samples if samples.ndim == 2 else samples.reshape(-1, *samples.shape[-2:])
         return whole.contiguous()
 
@@ -279,7 +279,7 @@ class PersistentEngine(Engine):
         return self._slower
 
     def _problem(self, samples: int, free_steps: int) -> Problem:
-        """All but the samples; where the states go."""
+        """Return the problem without its samples, with empty tensors for the results."""
         net, rule = self.model, self.rule
         assert isinstance(net, Network)
         synapses = range(len(net.synapses))
@@ -315,7 +315,7 @@ class PersistentEngine(Engine):
         )
 
     def _rate(self, name: str, batch: int) -> Tensor:
-        """η/B, one a member; 0 where nothing moves."""
+        """Return η/B per member; 0 if the parameter does not move."""
         if (name, batch) not in self._columns:
             rate = torch.as_tensor(self.rates.get(name, 0.0), dtype=torch.float64).reshape(-1)
             column = (rate / batch).expand(self._members)
@@ -323,8 +323,9 @@ class PersistentEngine(Engine):
         return self._columns[name, batch]
 
     def _take_turns(self, kernel: Kernel, problem: Problem) -> None:
-        """More members than run at once: some minibatches of each at a time, so that no
-        multiprocessor is idle while others finish the last members.
+        """Run more members than fit at once: a few minibatches of each per launch.
+
+        So no multiprocessor is idle while others finish the last members.
         """
         parts, launched = problem.turns(TURN), []
         last = problem.minibatches - TURN
@@ -337,12 +338,12 @@ class PersistentEngine(Engine):
                 launched.append(part)
                 with torch.cuda.stream(streams[k % self._members % len(streams)]):
                     if k // self._members * TURN >= last:
-                        part.residual.zero_()  # what counts is the last
+                        part.residual.zero_()  # only the last one counts
                     kernel.launch(1, part)
         finally:
             for stream in streams:
                 current.wait_stream(stream)
-            current.synchronize()  # what was launched lives until then
+            current.synchronize()  # keeps `launched` alive until the kernels end
 
     def _launch(self, problem: Problem, batch: int) -> Relaxation:
         samples = problem.residual.shape[-1]

@@ -1,7 +1,7 @@
 """Compile a kernel on first use with NVRTC, which comes with a CUDA build of PyTorch; launch it.
 
-Sizes are constants of the source, so that each shape of network gets a kernel of its own. The
-binary is kept in the user's cache.
+Sizes are constants of the source, so each shape of network has its own kernel. The binary stays in
+the user's cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Kernel:
     """The function `run` of a compiled source."""
 
     def __init__(self, binary: bytes, cluster: int, threads: int) -> None:
-        torch.zeros(1, device="cuda")  # makes PyTorch's context the current one in this thread
+        torch.zeros(1, device="cuda")  # makes PyTorch's context current in this thread
         self._driver, self.cluster, self.threads = _driver(), cluster, threads
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), binary)
@@ -57,7 +57,7 @@ class Kernel:
         )
 
     def resident(self) -> int:
-        """How many clusters the device runs at once."""
+        """Return the number of clusters that the device runs at once."""
         config = _LaunchConfig(self.cluster, 1, 1, self.threads, 1, 1, self.shared_bytes)
         count = ctypes.c_int()
         self._call(
@@ -94,7 +94,7 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def compiled(sources: Sequence[Path], constants: Mapping[str, int]) -> Kernel:
-    """The kernel of some sources with these constants, from the cache if it is there."""
+    """Return the kernel of these sources with these constants, from the cache if possible."""
     capability = "".join(map(str, torch.cuda.get_device_capability()))
     options = [f"-arch=sm_{capability}a", "-std=c++17", "-lineinfo"]
     options += [f"-D{name}={value}" for name, value in constants.items()]
@@ -109,13 +109,13 @@ def _binary(source: str, options: tuple[str, ...]) -> bytes:
     if (file := cache.find(key, ".cubin")) is not None:
         return file.read_bytes()
     binary = compile_source(source, options)
-    with contextlib.suppress(OSError):  # without a cache it is compiled again next time
+    with contextlib.suppress(OSError):  # without a cache, compile again next time
         cache.store(key, ".cubin", binary)
     return binary
 
 
 def compile_source(source: str, options: tuple[str, ...]) -> bytes:
-    """CUDA C++ to a binary, without a GPU if need be."""
+    """Compile CUDA C++ to a binary. This needs no GPU."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     listed = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -150,7 +150,7 @@ def _driver() -> ctypes.CDLL:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """The library of PyTorch's own CUDA version, or of the system."""
+    """Return NVRTC of PyTorch's CUDA version, or that of the system."""
     major = (torch.version.cuda or "13").split(".")[0]
     name = f"libnvrtc.so.{major}"
     packages = [Path(folder) for folder in {*site.getsitepackages(), *sys.path} if folder]
@@ -160,4 +160,4 @@ def _nvrtc() -> ctypes.CDLL:
             return ctypes.CDLL(candidate)
         except OSError:
             continue
-    raise CannotBuild(f"{name} is not there: it comes with a CUDA build of PyTorch")
+    raise CannotBuild(f"{name} is missing: it comes with a CUDA build of PyTorch")

@@ -1,15 +1,15 @@
-/* What kernels ask of the chip and C++ has no name for. tests/cuda_on_cpu.hpp has the same names
-   for a CPU, so that the kernels can be tested without a GPU. */
+/* Instructions of the chip that C++ has no name for. tests/cuda_on_cpu.hpp defines the same names
+   for a CPU, to test the kernels without a GPU. */
 
 __device__ __forceinline__ char *shared_memory() {
     extern __shared__ __align__(16) char memory[];
     return memory;
 }
 
-/* Keeps the compiler from computing before a loop, and then storing, what it needs within. */
+/* Keep the compiler from hoisting address computations out of a loop, which would take registers. */
 template <class T> __device__ __forceinline__ void renew(T *&pointer) { asm volatile("" : "+l"(pointer)); }
 
-/* threadIdx.x and blockIdx.x, asked for anew: what follows from them need not be kept */
+/* threadIdx.x and blockIdx.x, read again: derived values then take no registers in between */
 __device__ __forceinline__ u32 thread() {
     u32 t;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
@@ -33,7 +33,7 @@ __device__ __forceinline__ void meet() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* ---- messages: numbers written into the shared memory of another, who counts them ---- */
+/* ---- messages: numbers written to the shared memory of another multiprocessor, counted there ---- */
 
 __device__ __forceinline__ u32 address(const void *place) { return (u32)__cvta_generic_to_shared(place); }
 __device__ __forceinline__ u32 address_of(const void *place, u32 rank) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 address_of(const void *place, u32 rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(place)), "r"(rank));
     return there;
 }
-/* A phase of a barrier is over when the numbers have come in and `arrivals` have arrived. */
+/* A phase of a barrier ends when all numbers and all `arrivals` have arrived. */
 __device__ __forceinline__ void prepare(u64 *barrier, u32 arrivals = 1) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -49,13 +49,13 @@ __device__ __forceinline__ void prepare(u64 *barrier, u32 arrivals = 1) {
 __device__ __forceinline__ void arrive(u64 *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
 }
-/* One thread arrives and says how many numbers the phase takes. */
+/* One thread arrives and sets how many numbers the phase expects. */
 __device__ __forceinline__ void expect(u64 *barrier, u32 count) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
                  "r"(count * (u32)sizeof(real))
                  : "memory");
 }
-/* Four at once, on a boundary of 16 bytes. */
+/* Send four numbers at once, aligned to 16 bytes. */
 __device__ __forceinline__ void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) {
     u32 there = address_of(place, rank), counted = address_of(barrier, rank);
 #ifdef DOUBLE
@@ -73,7 +73,7 @@ __device__ __forceinline__ void send_quad(Quad *place, u64 *barrier, u32 rank, c
                  : "memory");
 #endif
 }
-/* One thread sends what many wrote; each of them calls `show` before they meet. */
+/* One thread sends what many have written. Each of them calls `show` before the barrier. */
 __device__ __forceinline__ void show() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void send_block(void *to, const void *from, u32 bytes, u64 *barrier, u32 rank) {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -81,7 +81,7 @@ __device__ __forceinline__ void send_block(void *to, const void *from, u32 bytes
                  "r"(address(from)), "r"(bytes), "r"(address_of(barrier, rank))
                  : "memory");
 }
-/* Wait until the phase, 0 or 1 in turn, has taken them all. */
+/* Wait until a phase, alternately 0 and 1, has ended. */
 __device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -92,20 +92,20 @@ __device__ __forceinline__ void receive(u64 *barrier, u32 phase) {
                  : "memory");
 }
 
-/* ---- some warps of a multiprocessor ---- */
+/* ---- barrier for some warps of a multiprocessor ---- */
 
 __device__ __forceinline__ void meet_some(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-/* ---- copies in the background, of 4 or 16 bytes ---- */
+/* ---- asynchronous copies of 4 or 16 bytes ---- */
 
 template <int size> __device__ __forceinline__ void copy_in_background(void *to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address(to)), "l"(from), "n"(size) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/* ---- within 2 units in the last place ---- */
+/* ---- approximations, within 2 units in the last place ---- */
 
 __device__ __forceinline__ float power_of_two(float v) {
     float result;
@@ -118,7 +118,7 @@ __device__ __forceinline__ float reciprocal(float v) {
     return result;
 }
 
-/* ---- products of float16 matrices with float32 sums, by a warp ---- */
+/* ---- tensor cores: products of float16 matrices with float32 sums, per warp ---- */
 
 /* two float16 in a word, the first in the lower half */
 __device__ __forceinline__ u32 halves(float first, float second) {
@@ -136,20 +136,20 @@ __device__ __forceinline__ float second_half(u32 word) {
     asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(value) : "r"(word));
     return value;
 }
-/* c += a b, of 16 × 16 and 16 × 8, spread over the warp as PTX describes for mma.m16n8k16 */
+/* c += a b for a: 16 × 16 and b: 16 × 8, in the layout of mma.m16n8k16 (see PTX) */
 __device__ __forceinline__ void multiply_add(float *c, const u32 *a, const u32 *b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-/* the same with 16 × 8 and 8 × 8 */
+/* the same for a: 16 × 8 and b: 8 × 8 */
 __device__ __forceinline__ void multiply_add_half(float *c, const u32 *a, u32 b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
-/* Four 8 × 8 matrices; lane l knows where row l % 8 of matrix l / 8 lies. */
+/* Load four 8 × 8 matrices; lane l gives the address of row l % 8 of matrix l / 8. */
 typedef u32 Place;
 __device__ __forceinline__ Place place_of(const void *v) { return address(v); }
 __device__ __forceinline__ void load_matrices(u32 *to, Place row) {

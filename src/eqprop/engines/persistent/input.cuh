@@ -1,8 +1,9 @@
-/* The minibatch and the weights of the input, which stay in global memory: read once for the drive
-   and moved once a minibatch, in the rows of pixels that are not zero throughout. */
+/* The minibatch and the input weights. The weights stay in global memory. Per minibatch they are
+   read once for the drive and moved once, only in the rows of pixels that are nonzero in some
+   sample ("active"). */
 
-/* The products with the input weights: STRIP columns and a part of the pixels a thread, at most
-   MOST_PARTS, whose sums must fit. */
+/* Products with the input weights: each thread has STRIP columns and a part of the pixels. There are
+   at most MOST_PARTS parts, since their sums must fit. */
 #ifndef STRIP
 #define STRIP 2
 #endif
@@ -21,8 +22,8 @@
 #define WORD 1
 #endif
 
-/* Begin to fetch the bytes of a minibatch into m.raw, where there is room for that, and its labels;
-   they are there after `wait_for_copies` and a barrier. */
+/* Start to fetch the labels of a minibatch, and with PREFETCH its bytes into m.raw. They are complete
+   after `wait_for_copies` and a barrier. */
 template <class M> __device__ __forceinline__ void fetch_bytes(const Problem &p, M &m, int e, int at) {
     const i64 *sample = p.index + ((i64)at * p.members + e) * B;
 #if PREFETCH
@@ -47,7 +48,7 @@ __device__ __forceinline__ unsigned char byte_of(const Problem &p, const M &m, i
 #endif
 }
 
-/* What the input transmits, into m.x. */
+/* Write what the input transmits to m.x. */
 template <class M> __device__ __forceinline__ void read_pixels(const Problem &p, M &m, int e, int at, int first) {
     for (int k = threadIdx.x; k < NX * (BP / 4); k += THREADS) {
         int b = k / NX * 4, i = k % NX;
@@ -85,7 +86,7 @@ template <class M> __device__ __forceinline__ void read_minibatch(const Problem 
         }
     }
     __syncthreads();
-    /* the pixels that are not zero in every sample, in order */
+    /* list the active pixels in order */
     const int words = (NX + 31) / 32;
     for (int w = t / 32; w < words; w += THREADS / 32) {
         int i = 32 * w + t % 32;
@@ -106,7 +107,7 @@ template <class M> __device__ __forceinline__ void read_minibatch(const Problem 
     __syncthreads();
 }
 
-/* c_w G + c_b with G = X Xᵀ, in blocks of 4 × 4, each the work of a warp. */
+/* m.spread = c_w G + c_b with G = X Xᵀ, in blocks of 4 × 4, one per warp. */
 template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c_b) {
     const int lane = threadIdx.x % 32, blocks = (BP / 4) * (BP / 4 + 1) / 2;
     for (int k = threadIdx.x / 32; k < blocks; k += THREADS / 32) {
@@ -123,7 +124,7 @@ template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c
 #pragma unroll
                 for (int c = 0; c < 4; c++) sum[4 * r + c] += a.v[r] * b.v[c];
         }
-        /* half of the sums go to the lane that many lanes away, until each has one of half the warp */
+        /* butterfly: lanes exchange half of their sums until each has one, over half of the warp */
 #pragma unroll
         for (int half = 8; half; half >>= 1) {
             bool upper = lane & half;
@@ -140,7 +141,7 @@ template <class M> __device__ __forceinline__ void spread(M &m, real c_w, real c
     }
 }
 
-/* Neighbouring columns of a row of W_x: all of them there, or the first of two. */
+/* STRIP neighbouring columns of a row of W_x. If H is no multiple of STRIP, the second may be missing. */
 #if H % STRIP == 0
 struct ALIGNED(STRIP) Stripe { real v[STRIP]; };
 #else
@@ -161,9 +162,9 @@ __device__ __forceinline__ void store(real *w, bool whole, Stripe v) {
     if (whole) w[1] = v.v[1];
 #endif
 }
-#define AHEAD (THREADS > 320 ? 4 : 8) /* rows that are loaded before the first is used */
+#define AHEAD (THREADS > 320 ? 4 : 8) /* rows to load before the first is used */
 
-/* Rows of the active pixels k, k + PARTS, …; pixel −1 where there are no more. */
+/* Load the rows of active pixels k, k + PARTS, …; pixel −1 beyond the last. */
 template <class M>
 __device__ __forceinline__ void load_rows(const M &m, const real *w, bool whole, int k, Stripe *row, int *pixel) {
 #pragma unroll
@@ -174,7 +175,7 @@ __device__ __forceinline__ void load_rows(const M &m, const real *w, bool whole,
     }
 }
 
-/* As many numbers on the chip, where there is always room for all. */
+/* STRIP numbers in shared memory, which always has room for all. */
 struct ALIGNED(STRIP) Whole { real v[STRIP]; };
 __device__ __forceinline__ void put(real *place, const real *v) {
     Whole w;
@@ -183,7 +184,7 @@ __device__ __forceinline__ void put(real *place, const real *v) {
     *(Whole *)place = w;
 }
 
-/* X W_x into m.sums[0]. */
+/* m.sums[0] = X W_x. */
 template <class M> __device__ __forceinline__ void input_drive(const real *wx, M &m, int first_column) {
     int part = threadIdx.x / STRIPS, j = threadIdx.x % STRIPS * STRIP;
     bool works = part < PARTS && first_column + j < H, whole = first_column + j + 1 < H;

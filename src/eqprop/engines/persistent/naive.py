@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain PyTorch: every weight written at every step."""
+"""The computation of the kernels in plain PyTorch, with every weight written at every step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(p: Problem) -> None:
 
 
 def _minibatch(p: Problem, at: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Inputs [E, B, NX], targets [E, B, O], and β [E, 1, 1]."""
+    """Return inputs [E, B, NX], targets [E, B, O] and β [E, 1, 1] of minibatch `at`."""
     beta = None if p.beta is None else p.beta.reshape(-1, p.members)[at][:, None, None]
     if p.index is None:
         assert p.x is not None
@@ -40,7 +40,7 @@ def _each(p: Problem, tensor: Tensor) -> Tensor:
 
 
 def _drives(p: Problem, x: Tensor, s: list[Tensor], k: int) -> tuple[Tensor, Tensor | float]:
-    """What drives layer k from before, bias included, and from behind."""
+    """Return the drives on layer k from the layer before, bias included, and the layer after."""
     drive = (x if k == 0 else s[k - 1]) @ p.weights[k]
     bias = p.biases[k]
     if bias is not None:
@@ -59,7 +59,7 @@ def _step(p: Problem, x: Tensor, s: list[Tensor], k: int) -> Tensor:
 def _pulled_back(
     p: Problem, x: Tensor, s: list[Tensor], k: int, d: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A change d of layer k, as the synapses before it and behind it see it."""
+    """Return a change d of layer k times σ′, for the synapse before and the synapse after it."""
     before, behind = _drives(p, x, s, k)
     if p.update_slope == UpdateSlope.NONE:
         return d, d
@@ -93,8 +93,10 @@ def _count(p: Problem, output: Tensor, y: Tensor) -> None:
 
 
 def _nudged_phase(p: Problem, x: Tensor, y: Tensor, beta: Tensor, s: list[Tensor]) -> None:
-    """C-EP: c (pre'ᵀ post' − preᵀ post); C-VF: c preᵀ (σ′ ⊙ (post' − post)), and backward alike,
-    where σ′ is 1 unless there is an update slope.
+    """Run the nudged phase and move the weights.
+
+    C-EP: c (pre'ᵀ post' − preᵀ post). C-VF: c preᵀ (σ′ ⊙ (post' − post)), and the same for the
+    backward weight; σ′ is 1 if the update slope is "none".
     """
     layers = range(len(s))
     moved = [w for group in (p.weights, p.backward, p.biases) for w in group if w is not None]

@@ -1,43 +1,43 @@
-/* Many minibatches of networks with one hidden layer, each network held on the chip.
+/* Many minibatches of networks with one hidden layer. Each network stays on the chip.
 
-   A network lives in a cluster of CLUSTER multiprocessors. Each holds SLICE of the H hidden
-   neurons: their state, drive and weights to the output in registers; the output layer is
-   computed by all of them alike, from partial sums that they exchange at every step. Only the
-   input weights stay in global memory: they are read once for the drive and moved once a
-   minibatch, in the rows of pixels that are not zero throughout.
+   A network occupies a cluster of CLUSTER multiprocessors. Each has SLICE of the H hidden neurons:
+   their state, drive and weights to the output in registers. They exchange partial sums at every
+   step, and each computes the whole output layer. Only the input weights stay in global memory. Per
+   minibatch they are read once for the drive and moved once, only in the rows of pixels that are
+   nonzero in some sample.
 
    Within the nudged phase (c = η/(β B), s_t = (h_t, o_t)):
        drive of the input   X W_x(t) = X W_x(0) + (c G + c_b) (h_t − h_0),   G = X Xᵀ
        hidden weights       W(t) = W(0) + inside · total(t)
            C-EP, EP         total(t) = c (h_tᵀ o_t − h_0ᵀ o_0)
-           C-VF, VF         total(t+1) = total(t) + c h_tᵀ (o_{t+1} − o_t), and backward alike
-   and inside = 1 for the continual rules, η_tiny/η if rescaled, 0 for EP and VF. With SLOPE every
-   change s_{t+1} − s_t is times σ', for each of the synapses of its neuron, and the drive of the
-   input follows as drive(t+1) = drive(t) + (c G + c_b) (σ' ⊙ (h_{t+1} − h_t)).
+           C-VF, VF         total(t+1) = total(t) + c h_tᵀ (o_{t+1} − o_t), and the same backward
+   with inside = 1 for the continual rules, η_tiny/η if rescaled, 0 for EP and VF. With SLOPE every
+   change s_{t+1} − s_t is multiplied by σ', per synapse of its neuron, and the drive of the input is
+   drive(t+1) = drive(t) + (c G + c_b) (σ' ⊙ (h_{t+1} − h_t)).
 
-   A thread computes ROWS × COLUMNS of the hidden states, a team of GROUPS warps side by side those
-   of ROWS samples. Samples do not meet in the free phase: there a team waits for nobody but the
-   teams with the same samples on the other multiprocessors. */
+   A thread computes ROWS × COLUMNS of the hidden states; a team of GROUPS warps computes those of
+   ROWS samples. Samples are independent in the free phase, so there a team waits only for the teams
+   with the same samples on the other multiprocessors. */
 
 #define GROUPS (SLICE / (32 * COLUMNS))
 #define TEAMS ((B + ROWS - 1) / ROWS)
 #define RH (TEAMS * ROWS > BP ? TEAMS * ROWS : BP) /* rows of h */
 
-/* Partial sums of the outputs over the columns of a warp: SPLIT lanes share those of OUTS neurons. */
+/* Partial sums of the outputs over the columns of a warp: SPLIT lanes share the sums of OUTS neurons. */
 #define OUTS ((O * SPLIT + 31) / 32)
 #define SUMS (ROWS * OUTS)
 #define REACH (32 * COLUMNS / SPLIT)
 #define STEP (REACH % 4 == 0 ? 4 : REACH % 2 == 0 ? 2 : 1)
 #define SOURCES (CLUSTER * GROUPS)
 #define PLACES ((ROWS * O + 3) / 4 * 4)
-/* In the free phase the sums of h_{t+1} leave before those of h_t are waited for. Whoever sends
-   exchange n + 4 has received n + 2 from all, who had then read what came with n. */
+/* In the free phase a team sends the sums of h_{t+1} before it waits for those of h_t. A team that
+   sends exchange n + 4 has received exchange n + 2 from all teams, so all have read exchange n. */
 #define EXCHANGES 4
 
 struct ALIGNED(COLUMNS) Columns { real v[COLUMNS]; };
 struct ALIGNED(STEP) Stretch { real v[STEP]; };
 
-/* The sums over SPLIT neighbouring lanes of `size` values; a lane is left with `count` of them. */
+/* Sum `size` values over SPLIT neighbouring lanes; each lane keeps `count` of the sums. */
 struct Kept { int first, count; };
 template <int size> __device__ __forceinline__ Kept kept_by(u32 lane) {
     Kept k = {0, size};
@@ -67,16 +67,16 @@ template <int size> __device__ __forceinline__ void sum_over_lanes(real *v, u32 
     }
 }
 
-/* ---- what a multiprocessor holds in its shared memory ---- */
+/* ---- the shared memory of a multiprocessor ---- */
 
 struct Shared {
     __align__(16) real x[NX][BP];         /* transposed */
     union {
-        real sums[HALF][BP][SLICE];       /* of the drive, by parts of the pixels */
+        real sums[HALF][BP][SLICE];       /* of the drive, per part of the pixels */
         struct {
             real h[2][RH][SLICE];         /* h_t and h_{t+1} */
 #if SLOPE
-            real input_change[RH][SLICE]; /* h_{t+1} − h_t, times σ' for the input weights; in the end, their sum */
+            real input_change[RH][SLICE]; /* (h_{t+1} − h_t) σ' for the input weights; at the end, its sum over t */
 #else
             real first_h[RH][SLICE];      /* h_0 */
 #endif
@@ -85,7 +85,7 @@ struct Shared {
 #if SLOPE
     real output_change[BP][SLICE];        /* the same for the weights from the output */
 #else
-    real drive[BP][SLICE];                /* in the nudged phase, with −(c G + c_b) h_0 in it */
+    real drive[BP][SLICE];                /* in the nudged phase, including −(c G + c_b) h_0 */
 #endif
     real wf[OP][SLICE], wb[O][SLICE];
     real wf0[O][SLICE];                   /* before the phase */
@@ -98,7 +98,7 @@ struct Shared {
     __align__(16) real partial[EXCHANGES][TEAMS][SOURCES][PLACES];
     u64 ready[EXCHANGES][TEAMS];
     real y[BP][OP];
-    real bx[SLICE], bo[OP], bias[OP];     /* bias: bo as it is at this step */
+    real bx[SLICE], bo[OP], bias[OP];     /* bias: bo at this step */
     real sum_o[OP];                       /* for moved_output */
     real pixel[256];
     bits residual[BP];
@@ -120,7 +120,7 @@ struct Hidden {
     const int row, column, first_column;
     real drive[ROWS][COLUMNS], wb[COLUMNS][O];
 #if SLOPE
-    real moved[ROWS][COLUMNS]; /* Σ of the changes for the input weights */
+    real moved[ROWS][COLUMNS]; /* sum of the changes for the input weights */
 #endif
 
     __device__ __forceinline__ Hidden(Shared &m, int rank)
@@ -141,7 +141,7 @@ struct Hidden {
         }
     }
 
-    /* h_{t+1} = σ(drive + o_t W_b); `watched`: its largest change is the residual */
+    /* h_{t+1} = σ(drive + o_t W_b); if `watched`, its largest change is the residual */
     template <bool NUDGED = false> __device__ __forceinline__ void next_hidden(int now, int held, bool watched = false) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -189,7 +189,7 @@ struct Hidden {
 
 #if SLOPE
     __device__ __forceinline__ void begin_nudging() {
-        for (int k = threadIdx.x; k < RH * SLICE; k += THREADS) (&m.input_change[0][0])[k] = 0; /* also of no sample */
+        for (int k = threadIdx.x; k < RH * SLICE; k += THREADS) (&m.input_change[0][0])[k] = 0; /* all rows */
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -203,7 +203,7 @@ struct Hidden {
                 if (row + r < B) m.input_change[row + r][column + c] = moved[r][c];
     }
 #else
-    /* drive(t) = drive + spread · h_t, where the drive stored has −spread · h_0 in it */
+    /* drive(t) = drive + spread · h_t; the stored drive includes −spread · h_0 */
     __device__ __forceinline__ void read_drive() {
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
@@ -229,8 +229,8 @@ struct Hidden {
     }
 };
 
-/* A warp's share of the outputs: sums over its columns for the rows of its team, and all outputs
-   of these rows. Exchange n is the n-th since the launch. */
+/* A warp's share of the outputs: sums over its columns for the rows of its team, and all outputs of
+   these rows. Exchanges are counted from the launch. */
 struct Answers {
     Shared &m;
     const int warp, lane, team, row, column, first_output, source;
@@ -253,7 +253,7 @@ struct Answers {
             }
     }
 
-    /* Partial sums, from h, to the same team of every multiprocessor. */
+    /* Send partial sums of h to the same team of every multiprocessor. */
     __device__ __forceinline__ void send_sums(const real (*h)[SLICE], u32 n) {
         u64 *ready = &m.ready[n % EXCHANGES][team];
         real *partial = m.partial[n % EXCHANGES][team][source];
@@ -285,7 +285,7 @@ struct Answers {
     __device__ __forceinline__ void receive_sums(u32 n) const {
         receive(&m.ready[n % EXCHANGES][team], n / EXCHANGES & 1);
     }
-    /* What drives output k of the team's. */
+    /* The drive on output k of the team. */
     __device__ __forceinline__ real sum(u32 n, int k) const {
         real v[4] = {};
 #pragma unroll
@@ -302,7 +302,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     Shared &m = *(Shared *)shared_memory();
     const int t = threadIdx.x, rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER;
     const int e = cluster % p.members;
-    const int first_sample = cluster / p.members * B; /* other than 0 only where nothing is learned */
+    const int first_sample = cluster / p.members * B; /* nonzero only without learning */
     const int first_column = rank * SLICE, columns = H - first_column;
     const real inside = (real)p.inside;
     real *const wx = p.wx + (i64)e * NX * H;
@@ -316,7 +316,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         m.bx[j] = p.bx ? p.bx[(i64)e * H + first_column + j] : (real)0;
     if (t < EXCHANGES * TEAMS) prepare(&m.ready[0][0] + t);
     __syncthreads();
-    meet(); /* nobody writes to a neighbour that has not cleared its memory */
+    meet(); /* before others write to this memory, it must be cleared */
     if (p.images) fetch_bytes(p, m, e, 0);
 
     Hidden hidden(m, rank);
@@ -344,7 +344,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 hidden.drive[r][c] = m.sums[0][hidden.safe_row(r)][hidden.column + c] + m.bx[hidden.column + c];
         hidden.read_weights();
         outputs.read_weights();
-        __syncthreads(); /* h lies where the sums were */
+        __syncthreads(); /* h takes the place of the sums */
         for (int k = t * 4; k < 2 * RH * SLICE; k += THREADS * 4) *(Quad *)(&m.h[0][0][0] + k) = Quad{};
         for (int k = t; k < 2 * RH * OP; k += THREADS) (&m.o[0][0][0])[k] = 0;
         if (t < BP) m.residual[t] = 0;
@@ -387,7 +387,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         }
         __syncthreads();
 
-        /* ---- what it came to ---- */
+        /* ---- results of the free phase ---- */
         if (at == p.minibatches - 1) {
             for (int k = t; k < B * SLICE; k += THREADS) {
                 int b = first_sample + k / SLICE, j = k % SLICE;
@@ -500,7 +500,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             p.bx[(i64)e * H + first_column + j] = m.bx[j];
     }
     report_counts(p, m, e, rank);
-    meet(); /* nobody leaves while a neighbour may still write to it */
+    meet(); /* stay while others may still write to this memory */
 }
 
 extern "C" __device__ const int shared_bytes = sizeof(Shared);

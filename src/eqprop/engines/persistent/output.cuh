@@ -1,13 +1,13 @@
-/* The weights between the last hidden layer and the output: reading and writing them, how they move,
-   and what the network answered. */
+/* The weights between the last hidden layer and the output: reading, writing and moving them; and the
+   outputs of the network. */
 
-/* The movement of the hidden weights: WIDTH columns and four outputs a thread. */
+/* Moving these weights: WIDTH columns and four outputs per thread. */
 #define WIDTH (SLICE * (OP / 4) <= THREADS ? 1 : SLICE / 2 * (OP / 4) <= THREADS ? 2 : 4)
 #define MOVERS (SLICE / WIDTH * (OP / 4))
 #define TURNS ((MOVERS + THREADS - 1) / THREADS)
 
 enum { SIGMOID, TANH, HARD_SIGMOID, IDENTITY };
-#define OWN 1 /* values of SLOPE: σ' in the updates of a vector field, 0 for none */
+#define OWN 1 /* values of SLOPE, the update slope of vector-field rules; 0 for none */
 #define FULL 2
 __device__ __forceinline__ real activate(real v) {
     switch (ACTIVATION) {
@@ -18,13 +18,13 @@ __device__ __forceinline__ real activate(real v) {
         case SIGMOID: return reciprocal(1 + power_of_two(fmaf(v, -5.77078016f, 2.88539008f)));
         case TANH: return tanhf(v);
 #endif
-        case HARD_SIGMOID: return v < 0 ? (real)0 : (v > 1 ? (real)1 : v); /* NaN stays */
+        case HARD_SIGMOID: return v < 0 ? (real)0 : (v > 1 ? (real)1 : v); /* keeps NaN */
         default: return v;
     }
 }
 
 #if SLOPE
-/* σ'(v), where a = σ(v) is known */
+/* σ'(v), given a = σ(v) */
 __device__ __forceinline__ real slope(real v, real a) {
     switch (ACTIVATION) {
         case SIGMOID: return 4 * a * (1 - a);
@@ -33,8 +33,8 @@ __device__ __forceinline__ real slope(real v, real a) {
         default: return 1;
     }
 }
-/* The factors σ' in the updates of the synapses before a neuron and behind it, which drive it by
-   `before` and `behind`: each at its own drive, or both at the whole one, where a = σ. */
+/* The factors σ' in the updates of the synapses before and after a neuron. `before` and `behind` are
+   their drives on it. OWN: each at its own drive. Otherwise both at the whole drive, whose σ is a. */
 struct Slopes { real before, behind; };
 __device__ __forceinline__ Slopes slopes(real before, real behind, real a) {
 #if SLOPE == OWN
@@ -46,7 +46,8 @@ __device__ __forceinline__ Slopes slopes(real before, real behind, real a) {
 }
 #endif
 
-/* The weights of a slice of the last hidden layer, of `width` neurons, from `first` on; the bias. */
+/* Read the weights of a slice of the last hidden layer, which has `width` neurons, from `first` on; and
+   the bias. */
 template <class M>
 __device__ __forceinline__ void read_output_weights(const Problem &p, M &m, int e, int width, int first) {
     for (int k = threadIdx.x; k < O * SLICE; k += THREADS) {
@@ -72,7 +73,7 @@ __device__ __forceinline__ void write_output_weights(const Problem &p, const M &
     if (threadIdx.x < O && p.bo && first == 0) p.bo[(i64)e * O + threadIdx.x] = m.bo[threadIdx.x];
 }
 
-/* What the free phase answered; every multiprocessor knows the largest change of its own slice. */
+/* Write the outputs of the free phase, and the residual: each multiprocessor has that of its slice. */
 template <class M>
 __device__ __forceinline__ void record_outputs(const Problem &p, const M &m, int e, int now, int first_sample, int rank) {
     for (int k = threadIdx.x; rank == 0 && k < B * O; k += THREADS) {
@@ -110,8 +111,8 @@ template <class M> __device__ __forceinline__ real sum_of_output(const M &m, int
     return sum;
 }
 
-/* Σ over the minibatch and the steps so far of how output o changes. With SLOPE, m.sum_o is that sum
-   and goes on; otherwise it is the sum of the outputs at the steady state. */
+/* The change of output o, summed over the minibatch and the steps so far. With SLOPE, m.sum_o
+   accumulates it; otherwise m.sum_o is the sum of the outputs at the steady state. */
 template <class M> __device__ __forceinline__ real moved_output(M &m, int now, int o) {
 #if SLOPE
     real sum = m.sum_o[o];
@@ -122,7 +123,7 @@ template <class M> __device__ __forceinline__ real moved_output(M &m, int now, i
 #endif
 }
 
-/* The totals that the weights of WIDTH columns and four outputs have moved by, c left out. */
+/* The total updates of the weights of WIDTH columns and four outputs, without the factor c. */
 struct ALIGNED(WIDTH) Span { real v[WIDTH]; };
 template <class M> struct Mover {
     M &m;
@@ -141,7 +142,7 @@ template <class M> struct Mover {
         _Pragma("unroll") for (int w = 0; w < WIDTH; w++)
     static constexpr int at_a_time = WIDTH == 1 ? 10 : 4; /* samples */
 
-    /* Where registers are scarce, the totals wait in shared memory. */
+    /* If registers are scarce, the totals are kept in shared memory. */
     __device__ __forceinline__ void keep() const {
         EACH_TURN EACH_WEIGHT {
             m.moved[0][output(turn) + k][column(turn) + w] = f[turn][k][w];
@@ -167,8 +168,8 @@ template <class M> struct Mover {
             }
         }
     }
-    /* f += h_tᵀ (o_{t+1} − o_t), b += o_tᵀ (h_{t+1} − h_t); with SLOPE the changes are times σ', and
-       `next` is that of h */
+    /* f += h_tᵀ (o_{t+1} − o_t), b += o_tᵀ (h_{t+1} − h_t). With SLOPE the changes are multiplied by σ',
+       and `next` is the change of h. */
     __device__ __forceinline__ void follow(const real (*h)[SLICE], const real (*next)[SLICE], int now) {
         EACH_TURN {
 #pragma unroll at_a_time
@@ -187,7 +188,7 @@ template <class M> struct Mover {
             }
         }
     }
-    /* before the phase */
+    /* call before the phase */
     __device__ __forceinline__ void begin(const real (*h)[SLICE], int now) {
 #if !VECTOR_FIELD
         correlate(h, now);
@@ -207,7 +208,7 @@ template <class M> struct Mover {
             }
         }
     }
-    /* W = W(0) + inside · c · total, where there are neurons; elsewhere 0 */
+    /* W = W(0) + inside · c · total for existing neurons, 0 elsewhere */
     __device__ __forceinline__ void write(real c_f, real c_b, real inside, int columns) {
         EACH_TURN {
 #pragma unroll

@@ -1,4 +1,4 @@
-"""What a kernel is given: the same for the compiled kernels and for `naive.run`."""
+"""The arguments of a kernel, for the compiled kernels and for `naive.run`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from eqprop.update_slope import UpdateSlope
 class Problem:
     """M minibatches of B samples for E members; or, with `nudged_steps` 0, samples to relax.
 
-    Everything lies on one device. Parameters are moved in place; `states`, `residual`, `wrong` and
-    `loss` are written: the end of the last free phase, and what was counted over all of them.
+    All tensors are on one device. A kernel moves the parameters in place. It writes `states` and
+    `residual` (of the last free phase), and `wrong` and `loss` (sums over all free phases).
     """
 
-    # a synapse, from input to output; [E, n_pre, n_post], [E, n_post, n_pre] if untied, [E, n_post]
+    # per synapse, input → output: [E, n_pre, n_post]; [E, n_post, n_pre] or None; [E, n_post] or
+    # None
     weights: Sequence[Tensor]
     backward: Sequence[Tensor | None]
     biases: Sequence[Tensor | None]
-    # η/B of each, [E]; 0 where nothing moves
+    # η/B per synapse, [E]; 0 if the parameter does not move
     weight_rates: Sequence[Tensor]
     backward_rates: Sequence[Tensor]
     bias_rates: Sequence[Tensor]
@@ -33,13 +34,13 @@ class Problem:
     vector_field: bool
     update_slope: UpdateSlope
     in_turn: bool
-    inside: float  # by how much of the update the weights move within the phase
+    inside: float  # share of the update by which the weights move within the phase
     free_steps: int
-    states: Sequence[Tensor]  # a layer: [E, n, size]
-    residual: Tensor  # [E, n], zero to begin with
+    states: Sequence[Tensor]  # per layer: [E, n, size]
+    residual: Tensor  # [E, n], initially zero
     nudged_steps: int = 0
     beta: Tensor | None = None  # [M, E], signed
-    # either what the input transmits and the target, [n, …] or [E, n, …], of one minibatch
+    # either one minibatch: what the input transmits, and the target, [n, …] or [E, n, …]
     x: Tensor | None = None
     y: Tensor | None = None
     # or samples of a data set
@@ -60,8 +61,10 @@ class Problem:
         return 1 if self.index is None else len(self.index)
 
     def turns(self, size: int) -> Iterator[Problem]:
-        """Member after member, `size` minibatches each; then the next ones. In the same memory, but
-        for the order in which samples and signs lie.
+        """Split the problem into parts of one member and `size` minibatches each.
+
+        The first minibatches of all members come first, then the next ones. The parts share the
+        memory of the problem, except `index` and `beta`, which are transposed.
         """
         assert self.beta is not None
         assert self.index is not None
@@ -93,7 +96,7 @@ class Problem:
         )
 
     def struct(self) -> Struct:
-        """As the kernels read it. It points into the tensors, which must live on."""
+        """Return the C struct. It has pointers to the tensors, so keep them alive."""
         s = Struct(
             inside=self.inside,
             members=self.members,
@@ -134,7 +137,7 @@ NUMBERS = ("members", "samples", "minibatches", "free_steps", "nudged_steps")
 
 
 class Struct(ctypes.Structure):
-    """`Problem` of common.cuh, field by field."""
+    """The struct `Problem` of common.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),

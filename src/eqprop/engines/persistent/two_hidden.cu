@@ -1,44 +1,43 @@
-/* Many minibatches of networks with two hidden layers, each network held on the chip.
+/* Many minibatches of networks with two hidden layers. Each network stays on the chip.
 
-   A network lives in a cluster of GRID × GRID multiprocessors, and so do the weights between its
-   hidden layers, in blocks: the one at (down, across) holds those from segment `down` of the first
-   layer to segment `across` of the second. A step is
-     1. a block times its segments of h1 and h2: partial sums for the other layer,
-     2. sent to the multiprocessor that owns a slice of that segment, which adds them up, applies σ,
-     3. and sends the new states to all whose blocks need them.
-   Half of the warps take the block forwards, the others backwards. They wait for nothing but the
-   messages they need: while the weights do not move, what h1 and h2 come to follows from two chains
-   (h1 at odd steps and h2 at even ones, and the reverse), and one computes while the messages of
-   the other are on their way.
-   The outputs are answered meanwhile, by the warps that have nothing to add up: partial sums go to
-   an owner of four outputs of a sample, and from there to all.
-   Input weights and output weights are those of the slices that a multiprocessor owns, as with
-   one hidden layer (input.cuh, output.cuh).
+   A network occupies a cluster of GRID × GRID multiprocessors. The weights between its hidden layers
+   are split into blocks: multiprocessor (down, across) has the weights from segment `down` of the
+   first layer to segment `across` of the second. A step:
+     1. Multiply a block with its segments of h1 and h2: partial sums for the other layer.
+     2. Send them to the multiprocessor that owns a slice of that segment. It adds them and applies σ.
+     3. It sends the new states to all multiprocessors whose blocks need them.
+   Half of the warps multiply forwards, the others backwards. They wait only for the messages that
+   they need. While the weights do not move, the states form two independent chains (h1 at odd steps
+   with h2 at even steps, and the reverse). One chain computes while the messages of the other travel.
+   Meanwhile the warps that have nothing to add compute the outputs: they send partial sums to the
+   owner of four outputs of a sample, which sends the outputs to all.
+   A multiprocessor has the input weights and output weights of the slices that it owns, as with one
+   hidden layer (input.cuh, output.cuh).
 
-   Every state has a version, counted over all minibatches; its messages come in with a barrier and
-   in a buffer of two that take turns. A buffer is free when its turn comes again: a version can
-   only be computed from messages of all that have read the one before the last.
+   Every state has a version, counted over all minibatches. Its messages use a barrier and one of two
+   alternating buffers. A buffer is free when its turn comes again: a version needs messages from all
+   multiprocessors that have read the version before the last.
 
-   The blocks are held in registers, each number as the sum of two float16, as the units for matrix
-   products want them (23 bits; of states below ¼ less, as none is nearer to its number than 2⁻²⁵): a b ≈ a₁b₁ + a₁b₂ + a₂b₁ with float32 sums. With DOUBLE, for
-   tests, plain loops do the same. */
+   The blocks stay in registers. Each number is the sum of two float16, for the tensor cores:
+   a b ≈ a₁b₁ + a₁b₂ + a₂b₁ with float32 sums. That is a precision of 23 bits; less for states below ¼,
+   since the absolute error is up to 2⁻²⁵. With DOUBLE, for tests, plain loops do the same. */
 
 #define SEGMENT (SLICE * GRID)
-#define TILES (SEGMENT / 16) /* of rows, as many as warps for each direction; and steps of the sum */
+#define TILES (SEGMENT / 16) /* tiles of rows, one per warp of a direction; also steps of the sum */
 #define WHOLE (H == SEGMENT * GRID && H2 == SEGMENT * GRID) /* no block is partly empty */
-#define BN ((B + 7) / 8 * 8) /* rows of the minibatch in eights */
-/* Of the samples, the first eight and the others: their messages do not wait for each other. */
+#define BN ((B + 7) / 8 * 8) /* B rounded up to a multiple of 8 */
+/* The first eight samples and the others: their messages are independent. */
 #define PORTIONS (BN > 8 ? 2 : 1)
 #define BEGIN(portion) ((portion) ? 8 : 0)
 #define END(portion) ((portion) + 1 == PORTIONS ? B : 8)
-/* of each direction, the first warps add up sums (if they are enough, two those of the first portion,
-   the others those of the second), the last answer */
+/* Per direction: the first warps add sums (if there are enough, two add those of the first portion and
+   the others those of the second); the last warps compute outputs. */
 #define FINISHERS (TILES < 8 ? TILES : 5)
 #define ANSWERERS (TILES < 8 ? TILES : TILES - 5)
 #define APART (TILES >= 8 && PORTIONS == 2)
-#define ANSWERS (B * (OP / 4)) /* in fours */
+#define ANSWERS (B * (OP / 4)) /* outputs in groups of four */
 #define ANSWERS_OWNED ((ANSWERS + CLUSTER - 1) / CLUSTER)
-#define WHOLLY (CONTINUAL && !RESCALED) /* the weights move wholly within the phase */
+#define WHOLLY (CONTINUAL && !RESCALED) /* the weights make their whole move within the phase */
 /* keep the second float16 away from zero */
 #define WEIGHT_SCALE 256
 #define CHANGE_SCALE 1024
@@ -46,7 +45,7 @@
 #ifndef DOUBLE
 struct __align__(8) Words { u32 v[2]; };
 struct __align__(16) Eight { u32 v[4]; };
-/* Four numbers as pairs of float16. */
+/* Split four numbers into pairs of float16. */
 __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -55,7 +54,7 @@ __device__ __forceinline__ void split(const Quad &q, Words &high, Words &low) {
         low.v[i] = halves(first - first_half(high.v[i]), second - second_half(high.v[i]));
     }
 }
-/* CHANGE_SCALE (a − b) of two numbers a, b each, in place of a */
+/* a = CHANGE_SCALE (a − b), for two numbers per word */
 __device__ __forceinline__ void subtract(u32 &high, u32 &low, u32 high_b, u32 low_b) {
     float first = CHANGE_SCALE * ((first_half(high) - first_half(high_b)) + (first_half(low) - first_half(low_b)));
     float second = CHANGE_SCALE * ((second_half(high) - second_half(high_b)) + (second_half(low) - second_half(low_b)));
@@ -64,8 +63,8 @@ __device__ __forceinline__ void subtract(u32 &high, u32 &low, u32 high_b, u32 lo
 }
 #endif
 
-/* The states of a segment of a layer, in blocks of 32 neurons. Rows are as long as they are so that
-   eight numbers of eight samples, which the units for matrix products read, lie in different banks. */
+/* The states of a segment of a layer, in blocks of 32 neurons. The length of rows is chosen so that
+   eight numbers of eight samples, which tensor cores read together, are in different banks. */
 struct __align__(16) Segment {
 #ifdef DOUBLE
     struct Block { real v[BN][32]; } blocks[SEGMENT / 32];
@@ -76,7 +75,7 @@ struct __align__(16) Segment {
     __device__ __forceinline__ void set(u32 b, u32 column, const Quad &q) {
         *(Quad *)&blocks[column / 32].v[b][column % 32] = q;
     }
-    /* CHANGE_SCALE (a − b), by half of the threads, of which this is the k-th */
+    /* CHANGE_SCALE (a − b), computed by half of the threads; this is the k-th */
     __device__ __forceinline__ void difference(const Segment &a, const Segment &b, u32 k) {
         for (; k < SEGMENT * BN; k += THREADS / 2)
             ((real *)blocks)[k] = CHANGE_SCALE * (((const real *)a.blocks)[k] - ((const real *)b.blocks)[k]);
@@ -112,18 +111,18 @@ struct __align__(16) Segment {
 #endif
 };
 #define ROW_BYTES ((u32)sizeof(Segment::Block) / BN)
-#define COLUMN(step) ((step) / 2 * (u32)sizeof(Segment::Block) + (step) % 2 * 32) /* bytes, 16 columns a step */
-#define LOW 64 /* from the high halves to the low ones */
+#define COLUMN(step) ((step) / 2 * (u32)sizeof(Segment::Block) + (step) % 2 * 32) /* bytes, 16 columns per step */
+#define LOW 64 /* bytes from the high halves to the low halves */
 
-/* Partial sums for sixteen neurons, as a warp computes and sends them. */
+/* Partial sums for sixteen neurons, which one warp computes and sends. */
 struct __align__(16) Sums {
     real v[BP][16];
-    /* where fours of neighbouring neurons stay together, and lanes that write do not meet */
+    /* keeps groups of four neurons together, and avoids bank conflicts of the lanes that write */
     __device__ __forceinline__ real *at(u32 b, u32 neuron) { return &v[b][neuron ^ (b / 2 % 2 * 8)]; }
 };
 #define SUMS_ROW (16 * (u32)sizeof(real))
 
-/* Where nothing is learned, x is of no use after the first products, and there is room for more samples. */
+/* Without learning, x is not needed after the first products, so there is room for more samples. */
 #if RELAXES
 #define TOGETHER union
 #else
@@ -135,9 +134,9 @@ struct Shared {
         union {
             __align__(16) real x[NX][BP]; /* transposed */
 #if SLOPE
-            struct { /* what a nudged step changes; after the phase x is read again */
+            struct { /* changes of a nudged step; after the phase x is read again */
                 Segment change[2]; /* h1 for wn, h2 for wm, times σ' and CHANGE_SCALE */
-                /* times σ' for the synapses before and behind: of the slices owned; of the outputs */
+                /* times σ' for the synapses before and after: of the slices owned; of the outputs */
                 real before1[BP][SLICE], before2[BP][SLICE], behind2[BP][SLICE], changed[BP][OP];
             };
 #endif
@@ -148,7 +147,7 @@ struct Shared {
         };
         struct { /* at the steady state: the slices owned; weights; C-VF: wb, C-EP: h2_0ᵀ o_0 */
 #if SLOPE
-            real moved1[BP][SLICE]; /* instead of the states: Σ of before1 */
+            real moved1[BP][SLICE]; /* instead of the states: the sum of before1 */
 #else
             real steady1[BP][SLICE], steady2[BP][SLICE];
 #endif
@@ -158,7 +157,7 @@ struct Shared {
         };
     };
     union {
-        real sums[HALF][BP][SLICE]; /* of the drive, by parts of the pixels */
+        real sums[HALF][BP][SLICE]; /* of the drive, per part of the pixels */
         Sums outgoing[2][2][GRID > 1 ? GRID - 1 : 1][SLICE / 16]; /* by step, layer, owner */
 #if !SLOPE
         Segment change[2];          /* EP: of h1 and h2 in a nudged step, times CHANGE_SCALE */
@@ -166,11 +165,11 @@ struct Shared {
     };
     real h1[2][BP][SLICE], h2[2][BP][SLICE];    /* the slices owned */
     Quad answers[2][ANSWERS_OWNED][CLUSTER];    /* partial sums for the outputs owned */
-    real drive[BP][SLICE];                      /* in the nudged phase, with −(c G + c_b) h1_0 in it */
+    real drive[BP][SLICE];                      /* in the nudged phase, including −(c G + c_b) h1_0 */
     real wf[OP][SLICE], wb[OP][SLICE];
     real o[2][BP][OP];
     real y[BP][OP];
-    real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: as it is at this step */
+    real bx[SLICE], bm[SLICE], bias_m[SLICE], bo[OP], bias[OP]; /* bias: at this step */
     real sum_m[SLICE], sum_o[OP]; /* over the minibatch, at the steady state; with SLOPE, of the changes so far */
     real pixel[256];
     struct { real beta, inside, wx, bx, wm, wn, bm, wf, wb, bo; } c; /* η/(β B) of each */
@@ -180,7 +179,7 @@ struct Shared {
     u32 lit[(NX + 31) / 32 + 1];
     short active[NX];
     int actives;
-    int at, until; /* this minibatch; how many steps there will have been at the end of the phase */
+    int at, until; /* this minibatch; the count of steps at the end of the phase */
     unsigned char label[BP];
     double wrong[BP], loss[BP];
 #ifdef DOUBLE
@@ -201,7 +200,7 @@ struct Shared {
 #endif
 };
 
-/* A matrix in global memory, [rows, columns] by strides, seen from a first row and column on. */
+/* A matrix in global memory with strides, from a first row and column on. */
 struct View {
     real *at;
     int row_stride, column_stride, rows, columns;
@@ -211,17 +210,17 @@ struct View {
     }
 };
 
-/* The states that are multiplied in one term of an update, and in a second. */
+/* The states multiplied in the first and in the second term of an update. */
 struct Terms { const Segment *first, *second; };
 
-/* A lane's share of a tile: where it holds which number follows mma.m16n8k16: row lane / 4 and 8
-   below, two neighbouring columns from 2 (lane % 4) on. */
+/* A lane's share of a tile, in the layout of mma.m16n8k16: row lane / 4 and the row 8 below, two
+   neighbouring columns from 2 (lane % 4) on. */
 struct Lane {
     u32 warp, lane, row, pair;
     __device__ __forceinline__ Lane() : warp(thread() / 32), lane(thread() % 32), row(lane / 4), pair(lane % 4 * 2) {}
 };
 
-/* Sixteen rows of a block, or of its transpose: rows are neurons of one layer, columns of the other. */
+/* Sixteen rows of a block or of its transpose. Rows are neurons of one layer, columns of the other. */
 struct Strip {
     Shared &m;
 #ifndef DOUBLE
@@ -276,20 +275,20 @@ struct Strip {
                 set(step, r, WEIGHT_SCALE * read(w, i, j), WEIGHT_SCALE * read(w, i, j + 1));
             }
     }
-    /* The units cut off what they add, so the large products have sums of their own. */
+    /* Tensor cores truncate when they add, so the large products have separate sums. */
     template <int EIGHTS> __device__ __forceinline__ void multiply(const Segment &s, int n, real (*sums)[4]) const {
         const u32 lane = thread() % 32;
-        real second[EIGHTS][4] = {}, third[4] = {}; /* one eight has two, so that more is under way */
+        real second[EIGHTS][4] = {}, third[4] = {}; /* two if there is one group of eight, for more parallelism */
         const Place corner = row_of(&s, 8 * n + lane % 8, lane / 8 % 2 + lane / 16 * 4);
 #define EACH_EIGHT _Pragma("unroll") for (int k = 0; k < EIGHTS; k++)
         EACH_EIGHT
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[k][i] = 0;
-        u32 ahead[2][EIGHTS][4]; /* high, low, of this step and the next */
+        u32 ahead[2][EIGHTS][4]; /* high and low halves of this step and the next */
         EACH_EIGHT load_matrices(ahead[0][k], corner + 8 * ROW_BYTES * k);
 #pragma unroll
         for (int step = 0; step < TILES; step++) {
-            __syncwarp(); /* keeps the compiler from loading more, for which there are no registers */
+            __syncwarp(); /* keeps the compiler from loading more than the registers hold */
             u32(*b)[4] = ahead[step % 2];
             if (step + 1 < TILES)
                 EACH_EIGHT load_matrices(ahead[(step + 1) % 2][k], corner + COLUMN(step + 1) + 8 * ROW_BYTES * k);
@@ -319,12 +318,12 @@ struct Strip {
         return (1.0f / WEIGHT_SCALE) *
                (i % 2 ? second_half(h) + second_half(l) : first_half(h) + first_half(l));
     }
-    /* Where eight numbers of a sample lie, the c-th of its first 32, high or (c > 3) low. */
+    /* The address of the c-th eight of the first 32 numbers of a sample: high halves, or low (c > 3). */
     __device__ __forceinline__ static Place row_of(const Segment *s, u32 sample, u32 c) {
         return place_of(s) + ROW_BYTES * sample + 16 * c;
     }
-    /* The same for sample k, counted through the terms; beyond the last one there are zeros, or
-       numbers that are not used. */
+    /* The same for sample k, counted through the terms. Beyond the last sample there are zeros or
+       unused numbers. */
     template <int TERMS> __device__ __forceinline__ static Place row_of(const Terms &terms, u32 k, u32 c) {
         const bool beyond = k >= TERMS * B, second = TERMS > 1 && k >= B && !beyond;
         return row_of(second ? terms.second : terms.first, beyond ? B % BN : second ? k - B : k, c);
@@ -334,8 +333,8 @@ struct Strip {
     _Pragma("unroll") for (int half = 0; half < 2; half++) \
         _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-    /* W += c · (aᵀ b + a'ᵀ b'), or MINUS, or for one term aᵀ b; a for rows, b for columns. In the strip if
-       HERE, or in `weights`. With CHANGED, a is CHANGE_SCALE times how a.first differs from a.second. */
+    /* W += c · (aᵀ b + a'ᵀ b'), with − for MINUS, or c aᵀ b for one term; a for rows, b for columns. HERE:
+       in the strip, else in `weights`. CHANGED: a is CHANGE_SCALE (a.first − a.second). */
     template <int TERMS, bool MINUS, bool CHANGED, bool HERE>
     __device__ __forceinline__ void move(const Terms &a, const Terms &b, u32 first_row, real c, const View &weights) {
         const Lane l;
@@ -361,7 +360,7 @@ struct Strip {
             }
             if (MINUS)
 #pragma unroll
-                for (int r = 0; r < 4; r++) { /* the signs of the second term */
+                for (int r = 0; r < 4; r++) { /* signs of the second term */
                     int first = 16 * k + r / 2 * 8 + l.pair;
                     u32 signs = (first >= B ? 0x8000u : 0) | (first + 1 >= B ? 0x80000000u : 0);
                     a_high[k][r] ^= signs;
@@ -417,11 +416,11 @@ struct Strip {
     }
 };
 
-/* The place of a thread in its network: found again where it is needed, as registers are scarce. */
+/* The place of a thread in its network. Computed again at each use, since registers are scarce. */
 struct Where {
     u32 rank, down, across;
     bool forward;
-    u32 worker, first_row; /* in its direction; of the segment that it drives */
+    u32 worker, first_row; /* number of the warp in its direction; first row in the segment that it drives */
     __device__ __forceinline__ Where() {
         u32 t = thread();
         rank = rank_in_cluster(), down = rank / GRID, across = rank % GRID;
@@ -431,7 +430,7 @@ struct Where {
     __device__ __forceinline__ bool answers() const { return worker >= 32 * (TILES - ANSWERERS); }
 };
 
-/* Where the sums of a warp go, n-th step: to their owner, by way of a place here if it is another. */
+/* Where the sums of a warp go in step n: to their owner, through a local buffer if that is another. */
 struct Route {
     u32 to;
     bool leaves;
@@ -444,24 +443,24 @@ struct Route {
           here(leaves ? m.outgoing[n & 1][layer][(owner - own + GRID) % GRID - 1][part] : there) {}
 };
 
-/* What a thread does in a step. */
+/* The work of a thread in a step. */
 struct Stepper {
     Shared &m;
     const Problem &p;
     Strip strip;
-    int n1 = 0, n2 = 0; /* steps that h1 and the outputs have made; and h2, where layers move in turn */
-    int again = 0;      /* how often states were sent for another reason */
+    int n1 = 0, n2 = 0; /* steps of h1 and the outputs; steps of h2, if layers move in turn */
+    int again = 0;      /* number of extra versions (see `recall`) */
 
     __device__ __forceinline__ Stepper(Shared &m, const Problem &p) : m(m), p(p), strip(m) {}
 
     __device__ __forceinline__ static void wait(u64 *ready, int version) {
         receive(&ready[version & 1], version - 1 >> 1 & 1);
     }
-    /* the latest versions of the states; a layer's */
+    /* the latest versions of the states; of a layer */
     __device__ __forceinline__ int v1() const { return n1 + again; }
     __device__ __forceinline__ int v2() const { return (IN_TURN ? n2 : n1) + again; }
     __device__ __forceinline__ int version(int layer) const { return layer ? v2() : v1(); }
-    /* for the states of a layer as they are now; of all layers, and the outputs */
+    /* wait for the latest states of a layer; of all layers and the outputs */
     __device__ __forceinline__ void wait_for_states(int layer) {
 #pragma unroll
         for (int portion = 0; portion < PORTIONS; portion++) wait(m.states_ready[portion][layer], version(layer));
@@ -472,8 +471,8 @@ struct Stepper {
         wait(m.outputs_ready, n1);
     }
 
-    /* States of the slice owned, which `state` gives for four neurons of a sample, to all that hold them;
-       with `changes`, also what it left in m.change. */
+    /* Send the states of the slice owned to all that need them; `state` returns four neurons of a sample.
+       With `changes`, also send m.change. */
     template <class State> __device__ __forceinline__ void publish(int layer, int version, bool changes, State state) {
         const Where w;
         const u32 own = layer ? w.down : w.across, apart = APART && w.worker >= 64;
@@ -504,10 +503,10 @@ struct Stepper {
         }
     }
 
-    /* 1. a layer is driven in its n-th step, by the half of the warps that holds the weights for it */
+    /* 1. Drive a layer in its n-th step, with the half of the warps that has the weights for it. */
     template <int PORTION> __device__ __forceinline__ void drive(int layer, int n) {
         const int first = BEGIN(PORTION), last = END(PORTION), eights = (last - first + 7) / 8;
-        const int at_once = eights > 3 ? 2 : eights; /* more than the registers hold */
+        const int at_once = eights > 3 ? 2 : eights; /* registers do not hold more */
         u64 *ready = &m.sums_ready[PORTION][layer][n & 1];
         wait(m.states_ready[PORTION][layer ^ 1], version(layer ^ 1));
         if (Where().worker == 0) expect(ready, (GRID - 1) * SLICE * (last - first));
@@ -541,13 +540,13 @@ struct Stepper {
         STAMP(1)
     }
 
-    /* 2. new states of the slice, 3. to all that need them */
+    /* 2. Compute the new states of the slice; 3. send them to all that need them. */
     __device__ __forceinline__ void finish(int layer, int n, bool nudged) {
         const Where w;
         real(*h)[BP][SLICE] = layer ? m.h2 : m.h1;
         const int columns = layer ? H2 - (w.across * SEGMENT + w.down * SLICE) : H - (w.down * SEGMENT + w.across * SLICE);
         const int version = this->version(layer) + 1;
-        const bool apart = SLOPE && nudged; /* what drives a neuron from before and from behind */
+        const bool apart = SLOPE && nudged; /* keep the drives from before and after a neuron apart */
         publish(layer, version, apart, [&](u32 portion, u32 b, u32 j) {
             Quad v = layer ? *(const Quad *)&m.bias_m[j] : *(const Quad *)&m.drive[b][j], other = {};
             if (layer) {
@@ -601,7 +600,7 @@ struct Stepper {
     }
 
 #if SLOPE
-    /* How four neurons of sample b come from `was` to `now`, where `before` and `behind` drive them. */
+    /* Store the change of four neurons of sample b from `was` to `now`; `before` and `behind` drive them. */
     __device__ __forceinline__ void keep_change(
         int layer, u32 b, u32 j, const Quad &now, const Quad &was, Quad before, Quad behind) {
         const Where w;
@@ -620,7 +619,7 @@ struct Stepper {
     }
 #endif
 
-    /* the n-th outputs, which follow from h2: partial sums */
+    /* send partial sums of the n-th outputs, from h2 */
     __device__ __forceinline__ void send_answers(int n) {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), part = me % 4;
@@ -644,7 +643,7 @@ struct Stepper {
                 v[o] += __shfl_xor_sync(~0u, v[o], 2);
             }
 #pragma unroll
-            for (int k = 0; k < OP / 4; k++) { /* four outputs a lane */
+            for (int k = 0; k < OP / 4; k++) { /* four outputs per lane */
                 u32 at = b * (OP / 4) + k;
                 if (part == k % 4 && sample < B)
                     send_quad(&m.answers[n & 1][at / CLUSTER][w.rank], &m.answers_ready[n & 1], at % CLUSTER,
@@ -652,12 +651,12 @@ struct Stepper {
             }
         }
     }
-    /* those owned, to each multiprocessor */
+    /* compute the outputs owned and send them to every multiprocessor */
     __device__ __forceinline__ void answer(int n, bool nudged) {
         const Where w;
         const u32 me = w.worker - 32 * (TILES - ANSWERERS), now = n & 1 ^ 1;
         const u32 owned = w.rank < ANSWERS ? (ANSWERS - 1 - w.rank) / CLUSTER + 1 : 0;
-        if (me && me >= owned * CLUSTER) return; /* those for whom nobody waits must not wait either */
+        if (me && me >= owned * CLUSTER) return; /* threads without outputs must not wait */
         wait(m.outputs_ready, n - 1);
         if (me == 0) {
             expect(&m.outputs_ready[n & 1], (SLOPE && nudged ? 2 : 1) * B * OP);
@@ -691,12 +690,12 @@ struct Stepper {
         }
     }
 
-    /* One step of the layers that move; the output moves with layer 1. */
+    /* Take one step of the layers that move. The output moves with layer 1. */
     __device__ __forceinline__ void step(bool moves1, bool moves2, bool nudged) {
         const Where w;
         const bool moves = w.forward ? moves2 : moves1, answers = moves1 && w.answers();
         const int n = 1 + (IN_TURN && w.forward ? n2 : n1);
-        if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has come in, h1 may not have */
+        if (answers && w.forward && !nudged) send_answers(n1 + 1); /* h2 has arrived, h1 perhaps not */
         if (moves) drive(w.forward, n);
         if (nudged) __syncthreads(); /* the output weights have moved */
         if (moves && w.finishes()) finish(w.forward, n, nudged);
@@ -707,8 +706,8 @@ struct Stepper {
         n2 += moves2;
     }
 
-    /* The same, of all layers, where no weights move. Each half of the warps drives its layer twice,
-       once for each chain, and then finishes both layers, while the other half drives. */
+    /* The same for all layers while no weights move. Each half of the warps drives its layer twice, once
+       per chain, and then finishes both layers while the other half drives. */
     __device__ __forceinline__ void step_freely(bool nudged) {
         const Where w;
         const int n = n1 + 1;
@@ -739,9 +738,9 @@ struct Stepper {
     }
 
 #if !SLOPE
-    /* The steady states come again, as the next version of all. */
+    /* Send the steady states again, as the next version of all states. */
     __device__ __forceinline__ void recall() {
-        meet(); /* nobody reads the version before the last any more */
+        meet(); /* all have read the version before the last */
         const Where w;
         const int layer = w.forward, version = this->version(layer) + 1;
         if (w.finishes())
@@ -753,10 +752,10 @@ struct Stepper {
 #endif
 };
 
-/* What a multiprocessor has to do: also found again where it is needed. */
+/* The task of a multiprocessor. Also computed again at each use. */
 struct Task {
-    int t, rank, e, first_sample; /* the sample other than 0 only where nothing is learned */
-    int first1, columns1, first2, columns2; /* of the slices owned; how many there are from there on */
+    int t, rank, e, first_sample; /* first_sample is nonzero only without learning */
+    int first1, columns1, first2, columns2; /* first neurons of the slices owned; number of neurons from there on */
     __device__ __forceinline__ Task(const Problem &p) {
         const Where w;
         const int cluster = block_number() / CLUSTER;
@@ -789,7 +788,7 @@ __device__ __forceinline__ void begin(const Problem &p, Shared &m) {
         prepare(&m.outputs_ready[k.t]);
     }
     __syncthreads();
-    meet(); /* nobody writes to a neighbour that has not cleared its memory */
+    meet(); /* before others write to this memory, it must be cleared */
     if (p.images) fetch_bytes(p, m, k.e, 0);
 }
 
@@ -823,11 +822,11 @@ __device__ __forceinline__ void begin_minibatch(const Problem &p, Shared &m, Ste
     if (k.t < O) m.bias[k.t] = m.bo[k.t];
     for (int j = k.t; j < SLICE; j += THREADS) m.bias_m[j] = m.bm[j];
     show();
-    if (RELAXES) meet(); /* nobody sends to where a neighbour still reads x */
+    if (RELAXES) meet(); /* messages overwrite x: wait until all have read it */
     else __syncthreads();
 }
 
-/* What the free phase came to. */
+/* Write the results of the free phase. */
 __device__ __forceinline__ void record(const Problem &p, Shared &m, const Stepper &s) {
     const Task k(p);
     if (m.at == p.minibatches - 1) {
@@ -856,7 +855,7 @@ __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const
     const int t = thread(), now1 = s.v1() & 1, now2 = s.v2() & 1;
 #if SLOPE
     for (int k = t; k < BP * SLICE; k += THREADS) (&m.before1[0][0])[k] = (&m.moved1[0][0])[k] = 0;
-    /* rows of no sample, which take part in products, and where x was */
+    /* clear the rows without a sample, which take part in products, and where x was */
     const int words = (BN - B) * ROW_BYTES / 4;
     for (int k = t; k < 2 * (SEGMENT / 32) * words; k += THREADS)
         ((u32 *)&m.change[k / words / (SEGMENT / 32)].blocks[k / words % (SEGMENT / 32)].v[B])[k % words] = 0;
@@ -888,8 +887,8 @@ __device__ __forceinline__ void begin_nudging(const Problem &p, Shared &m, const
     __syncthreads();
 }
 
-/* Σ over the minibatch and the steps so far of how neuron j of the second layer changes; with SLOPE the
-   sum goes on, as in moved_output. */
+/* The change of neuron j of the second layer, summed over the minibatch and the steps so far. With SLOPE
+   it accumulates, as in moved_output. */
 __device__ __forceinline__ real moved_second(Shared &m, int now, int j) {
 #if SLOPE
     real sum = m.sum_m[j];
@@ -902,10 +901,10 @@ __device__ __forceinline__ real moved_second(Shared &m, int now, int j) {
 #endif
 }
 
-/* The weights move after a nudged step. */
+/* Move the weights after a nudged step. */
 __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, bool last) {
     const int now1 = s.v1() & 1, now2 = s.v2() & 1, now = s.n1 & 1, before1 = now1 ^ 1, before2 = now2 ^ 1;
-    /* where a step moves only part of the weights, the whole is known at the end, or kept elsewhere */
+    /* if a step applies only part of the update, the whole is known at the end or kept elsewhere */
     const bool moves = VECTOR_FIELD || (CONTINUAL && (WHOLLY || !last));
 #if !VECTOR_FIELD
     if (moves) {
@@ -935,7 +934,7 @@ __device__ __forceinline__ void follow(const Problem &p, Shared &m, Stepper &s, 
 #endif
     }
     STAMP(13)
-    __syncthreads(); /* nobody sends while another reads `change`, in the same place */
+    __syncthreads(); /* messages overwrite `change`: wait until all have read it */
     const Task k(p);
     Mover<Shared> mover(m);
 #if VECTOR_FIELD
@@ -1016,7 +1015,7 @@ __device__ __forceinline__ void end(const Problem &p, Shared &m) {
         }
     }
     report_counts(p, m, k.e, k.rank);
-    meet(); /* nobody leaves while a neighbour may still write to it */
+    meet(); /* stay while others may still write to this memory */
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)

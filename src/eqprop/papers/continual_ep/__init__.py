@@ -1,1 +1,1 @@
-"""The paper, item by item: every table and figure, the published numbers beside ours."""
+"""The paper: every table and figure as an item, with the published numbers and ours."""

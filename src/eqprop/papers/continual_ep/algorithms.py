@@ -31,13 +31,13 @@ from eqprop.types import Gradients
 from eqprop.updates import Descent
 
 SAMPLES = 20
-TINY = 1e-11  # η → 0: weights move, by too little to matter
-SETTLED = 1e-9  # rounding of float64, once the network has settled
-SAME = 1e-6  # relative difference, of the order η/β²
-CLOSE = 0.01  # of the order β
+TINY = 1e-11  # η → 0: weights move by a negligible amount
+SETTLED = 1e-9  # rounding error of float64 in a settled network
+SAME = 1e-6  # relative difference of order η/β²
+CLOSE = 0.01  # of order β
 GRADIENTS = ("BPTT", "RBP", "EP", "C-EP, η → 0", "C-EP, η > 0")
 
-# what an algorithm carries from one step to the next beside θ: states, gradients of θ
+# what an algorithm keeps between steps besides θ: (states, gradients of θ)
 CARRIED: Mapping[str, Callable[[int], tuple[int, int]]] = {
     "BPTT": lambda K: (K + 1, 1),  # the last K states, and ∇_s; Σ ∇_θ
     "RBP": lambda K: (2, 1),  # s_*, and ∇_s; Σ ∇_θ
@@ -48,12 +48,12 @@ CARRIED: Mapping[str, Callable[[int], tuple[int, int]]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A network, and what its rules take."""
+    """A network and the settings of its rules."""
 
     name: str
     layers: tuple[int, ...]
     ep: Mapping[str, Any]  # β, T and K, also for BPTT and RBP
-    cep: Mapping[str, Any]  # β, T and K as C-EP trains
+    cep: Mapping[str, Any]  # β, T and K of C-EP in training
     rates: float | tuple[float, ...]  # η of C-EP
     exact: bool  # whether F = ∂Φ/∂s
 
@@ -73,7 +73,7 @@ class Setting:
         }
 
     def gradients(self, x: Tensor, y: Tensor) -> dict[str, Gradients]:
-        """The total gradient of each algorithm, by the name of GRADIENTS."""
+        """Return the total gradient of each algorithm, by its name in GRADIENTS."""
         net, rules = self.network(), self.rules()
         totals = (
             *(next(rules[name].gradients(net, x, y)) for name in ("BPTT", "RBP", "EP")),
@@ -83,7 +83,7 @@ class Setting:
         return dict(zip(GRADIENTS, totals, strict=True))
 
     def costs(self, x: Tensor, y: Tensor, rounds: int) -> dict[str, dict[str, float]]:
-        """Of learning from one minibatch: median milliseconds, and bytes at the peak."""
+        """Return the costs of one minibatch: median milliseconds and peak bytes."""
         net = self.network()
         rates = resolve_rates(net, self.rates)
         state = SAMPLES * sum(net.layer_sizes)

@@ -1,8 +1,8 @@
 """Fig. "ep-to-cvf" (a): test error against the angle between Δ(tot) and −∇(tot) before training.
 
-The paper sums t = 0 … K−1. Its released code leaves t = 0 and the biases out, and takes the
-gradient after the second phase, at the weights that this phase has moved. Both are computed, and
-what lies between them.
+The paper sums t = 0 … K−1. Its released code omits t = 0 and the biases, and computes the gradient
+after the second phase, at the weights that this phase has moved. This module computes both, and a
+variant in between.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from eqprop.types import Gradients
 from eqprop.updates import Descent
 
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe != "c-ep-1h-fixed-beta")
-NETWORKS = 10  # measured, one minibatch each; the paper has five
+NETWORKS = 10  # one minibatch each; the paper has five
 TOTALS = {
     "text": "t = 0 … K−1, all parameters",
     "later": "t = 1 … K−1, weights only",
     "code": "t = 1 … K−1, weights only, ∇ after the second phase",
 }
-JUDGED = "code"  # what the figure was made with
+JUDGED = "code"  # the reading behind the published figure
 
-Place = tuple[str, float | None]  # recipe, and initial Ψ where the weights are not tied
-Angles = dict[str, dict[str, dict[str, list[float]]]]  # run -> initial Ψ -> total -> degrees
+Place = tuple[str, float | None]  # recipe, and initial Ψ if the weights are untied
+Angles = dict[str, dict[str, dict[str, list[float]]]]  # {run: {initial Ψ: {total: degrees}}}
 
 
 def before_training(
     recipe: Recipe, members: list[Member], data: datasets.Dataset
 ) -> dict[str, list[float]]:
-    """The angle of every network on a random minibatch of its own, by the meaning of the total."""
+    """Return {total: angles}, one angle per network, each on its own random minibatch."""
     net = recipe.network.build(members, torch.float64)
     orders = [
         torch.randperm(len(data.train), generator=generator(m.seed, "angles before training"))
@@ -75,7 +75,7 @@ def before_training(
 def _totals(
     net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor
 ) -> dict[str, tuple[Gradients, Gradients]]:
-    """The total update and BPTT's total gradient, uphill, by the meaning of the total."""
+    """Return {total: (total update, total gradient of BPTT)}, both uphill."""
     first = recipes.changed(recipe, {"nudged_steps": 1})
     ours, exact = update_and_gradient(net, recipe, members, x, y)
     ours_at_0, exact_at_0 = update_and_gradient(net, first, members, x, y)
@@ -95,21 +95,21 @@ def _totals(
 
 
 def _weights(total: Gradients, at_0: Gradients) -> Gradients:
-    """What a total is without biases and without t = 0."""
+    """Return a total without biases and without t = 0."""
     return {name: total[name] - at_0[name] for name in total if name.endswith("weight")}
 
 
 @dataclass(frozen=True)
 class Found:
     completeness: Completeness
-    angles: dict[str, dict[str, Measured]]  # by initial Ψ, and by the meaning of the total
+    angles: dict[str, dict[str, Measured]]  # {initial Ψ: {total: angle}}
 
 
 @dataclass(frozen=True)
 class Point:
     comparison: Comparison
     ours: Reproduction
-    angles: dict[str, Measured]  # by the meaning of the total
+    angles: dict[str, Measured]  # {total: angle}
 
     @property
     def place(self) -> Place:
@@ -130,7 +130,7 @@ class EpToCvf(Item):
     runs = tuple(dict.fromkeys(result.recipe for result in PUBLISHED))
 
     def run(self, order: Order) -> None:
-        """Angles come first: they need no training, and may be all that there is time for."""
+        """Compute the angles first: they need no training."""
         self.measure(order)
         for name in self.runs:
             RUNS[name].run(order)
@@ -144,7 +144,7 @@ class EpToCvf(Item):
                 order.results.store(self.name, order.quick, {"angles": angles})
 
     def _measured(self, results: Results) -> Iterator[TrainingRun]:
-        """Every recipe, and the variants with a source that were trained."""
+        """Yield every recipe, and the trained variants with a source."""
         for name in self.runs:
             yield RUNS[name]
             yield from (
@@ -169,12 +169,12 @@ class EpToCvf(Item):
         return weakest([training.completeness(self.runs, results), *measured])
 
     def rows(self, results: Results) -> tuple[Row, ...]:
-        """The points that the text names."""
+        """Return the points that the text names."""
         found = self._found(results)
         return tuple(_row(place, said, found) for place, said in SAID_OF_ANGLES.items())
 
     def _found(self, results: Results) -> dict[str, Found]:
-        """What was measured of each run, full before quick."""
+        """Return the measurements of each run, full before quick."""
         found: dict[str, Found] = {}
         for quick in (True, False):
             of: Completeness = "quick" if quick else "full"
@@ -193,7 +193,7 @@ class EpToCvf(Item):
         return self._chart(points), _agreement(points), _table(points)
 
     def _points(self, results: Results) -> list[Point]:
-        """What was both measured and trained."""
+        """Return the points with both a measured angle and a training run."""
         runs, found = self._found(results), []
         for comparison in compare(PUBLISHED, results):
             for ours in (comparison.ours, *comparison.variants):
@@ -245,7 +245,7 @@ def _means(by_psi: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, Mea
 
 
 def _lines(chosen: list[Point]) -> tuple[Line, ...]:
-    """The paper in grey, then a colour for each way to train."""
+    """Return the paper in grey, then one colour per training run."""
     paper = {p.place: (FIGURE_ANGLES[p.place].mean, p.comparison.paper.test) for p in chosen}
     ours: dict[str, list[tuple[float, Measured]]] = {}
     for point in chosen:
@@ -256,7 +256,7 @@ def _lines(chosen: list[Point]) -> tuple[Line, ...]:
 
 
 def _agreement(chosen: list[Point]) -> Text:
-    """How many points each run has where the figure has them."""
+    """Count the points per run that agree with the figure."""
     found: dict[str, list[bool]] = {}
     for point in chosen:
         run, paper = point.ours.run, FIGURE_ANGLES[point.place]

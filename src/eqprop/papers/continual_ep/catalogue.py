@@ -1,4 +1,4 @@
-"""Every item, in the order of the paper."""
+"""All items, in the order of the paper."""
 
 from __future__ import annotations
 

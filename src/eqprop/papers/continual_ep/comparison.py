@@ -1,4 +1,4 @@
-"""A published training result beside ours: the run that is judged, and every variant."""
+"""Comparison of a published training result with our run, and with its variants."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from eqprop.report.item import Row
 from eqprop.report.results import Results
 from eqprop.report.verdict import miss, passes
 
-MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # of the run that is judged
-WORDS = {True: ", agrees", False: ", differs", None: " (quick)"}  # of a variant: no verdict
+MARKS = {True: " ✓", False: " ✗", None: " (quick)"}  # for the run with the verdict
+WORDS = {True: ", agrees", False: ", differs", None: " (quick)"}  # for a variant, without verdict
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What one run gave for a published result."""
+    """The result of one run for a published result."""
 
     run: TrainingRun
     errors: Errors
     outcome: Outcome
-    within: bool | None  # the tolerance; None: a quick run claims nothing
+    within: bool | None  # whether it is within the tolerance; None for a quick run
 
     def __str__(self) -> str:
         gone = f", {self.errors.non_finite} non-finite" if self.errors.non_finite else ""
@@ -40,9 +40,9 @@ class Reproduction:
 @dataclass(frozen=True)
 class Comparison:
     paper: Result
-    ours: Reproduction | None  # the recipe itself: what is judged
+    ours: Reproduction | None  # the recipe itself, which gets the verdict
     variants: tuple[Reproduction, ...]
-    progress: str  # of a run that is not complete
+    progress: str  # progress of an incomplete run
 
     def row(self) -> Row:
         run = RUNS[self.paper.recipe]
@@ -71,7 +71,7 @@ class Comparison:
 
 
 def _under_way(run: TrainingRun, paper: Result, results: Results) -> str:
-    """How far the run is, or the part of it that has this line's angle."""
+    """Describe the progress of the run, or of its part with this angle."""
     parts = (piece for piece in run.pieces if paper.angle in piece.overrides["angle"])
     done, of = next(parts, run).progress(results)
     return f"at epoch {done} of {of}" if 0 < done < of else ""
@@ -102,7 +102,7 @@ def compare(published: Sequence[Result], results: Results) -> tuple[Comparison, 
 
 
 def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
-    """One line per published result, one column per run; None where nothing was run."""
+    """Return a table, one line per published result, one column per run; None without runs."""
     lines = [it for it in comparisons if it.ours or it.variants]
     if not lines:
         return None
@@ -122,7 +122,7 @@ def table(caption: str, comparisons: Sequence[Comparison]) -> Table | None:
 
 
 def explanation(comparisons: Sequence[Comparison]) -> tuple[Text, ...]:
-    """Every reading and its source, and how a network that failed counts."""
+    """Explain every reading with its source, and how failed networks count."""
     found = [r for it in comparisons for r in (it.ours, *it.variants) if r is not None]
     runs = dict.fromkeys(r.run for r in found)
     words = list(dict.fromkeys(f"{_heading(run)}: {described(run)}." for run in runs))
@@ -136,5 +136,5 @@ def _heading(run: TrainingRun) -> str:
 
 
 def described(run: TrainingRun) -> str:
-    """A reading and its source."""
+    """Describe a reading and its source."""
     return f"{run.reading} ({run.source or 'found by trial, no source'})"

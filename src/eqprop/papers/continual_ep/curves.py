@@ -18,7 +18,7 @@ from eqprop.report.results import Results
 
 
 class TrainingCurves(Trained):
-    """Its rows are where the curves end: the lines of the full table."""
+    """Training curves. The rows are their last points, which are the lines of the full table."""
 
     def __init__(self, name: str, title: str, figure: str, needs: str, runs: Sequence[str]) -> None:
         super().__init__(name, title, f'appendix F.3, Fig. "{figure}"', needs, runs)
@@ -28,7 +28,7 @@ class TrainingCurves(Trained):
         return tuple(comparison.row() for comparison in compare(self.published, results))
 
     def blocks(self, results: Results) -> tuple[Block, ...]:
-        """A chart of the recipes, and one of each variant that was run."""
+        """Return a chart of the recipes, and one per variant that was run."""
         groups = [tuple(training.RUNS[name] for name in self.runs)]
         groups += [(run,) for name in self.runs for run in training.variants(name)]
         charts = (self._chart(group, results) for group in groups)
@@ -61,7 +61,7 @@ def _panel(outcome: Outcome, paper: Result) -> Panel:
 
 
 def _band(label: str, curves: Tensor, color: int) -> Line:
-    """From [epochs, networks]."""
+    """Return mean and standard deviation of curves [epochs, networks] as a line with a band."""
     epochs = (float(epoch + 1) for epoch in range(len(curves)))
     return Line.measured(label, epochs, [Measured.of(e) for e in curves.tolist()], color=color)
 

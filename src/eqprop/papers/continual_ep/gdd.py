@@ -1,8 +1,8 @@
 """The figures of appendix E.6 and Fig. "ep-to-cvf" (b): Δ(t) of a rule on top of −∇(t) of BPTT.
 
-784-512-10, tanh, one MNIST sample; T, K, β, ε and η of Tab. "table-hyp-th". Where text, released
-code and its history differ, every reading is computed. The one that is judged is the released
-command, which drew the figure; in most figures it has the values of the table.
+784-512-10, tanh, one MNIST sample; T, K, β, ε and η of Tab. "table-hyp-th". If text, released code
+and its history differ, every reading is computed. The verdict is on the released command, which
+drew the figure; in most figures it has the values of the table.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from eqprop.rules import BPTT, ContinualEP, ContinualVF, Rule
 from eqprop.seeds import generator
 from eqprop.timesteps import Discrete, RealTime
 
-CURVES = 4  # of each layer's neurons and each weight matrix
-VISIBLE = 0.01  # of the largest gradient: what is smaller would be a flat line
+CURVES = 4  # per layer of neurons and per weight matrix
+VISIBLE = 0.01  # share of the largest gradient below which a curve looks flat
 LIMIT = Tolerances()
 COINCIDE = f"relative error ≤ {LIMIT.relative_error:g} and angle ≤ {LIMIT.angle:g}°"
 SPLIT = f"relative error > {LIMIT.relative_error:g}, and larger than in the panel before"
@@ -44,7 +44,7 @@ NAMES = {
 }
 
 
-Chosen = dict[str, list[tuple[int, int]]]  # layer or parameter -> the same ones in every panel
+Chosen = dict[str, list[tuple[int, int]]]  # by layer or parameter; the same in every panel
 
 
 @dataclass(frozen=True)
@@ -58,37 +58,37 @@ class Case:
 
 @dataclass(frozen=True)
 class Reading:
-    """What text, table or released command may mean."""
+    """One reading of the text, the table or the released command."""
 
     name: str
-    source: Source | None  # None: of our own
+    source: Source | None  # None: our own
     beta: float
     eta: float
     angle: float = 0.0  # Ψ of untied weights
     init: str = "fan_in"
     bias: bool = True
-    slope: str = "all"  # where σ′ stands in real time
-    update_slope: str = "none"  # where σ′ stands in the update of C-VF in discrete time
-    members: int | None = None  # several networks, a sample each: the worst counts
+    slope: str = "all"  # σ′ in real time
+    update_slope: str = "none"  # σ′ in the update of C-VF in discrete time
+    members: int | None = None  # several networks with one sample each: the worst counts
     drawn: bool = False
 
     def values(self) -> dict[str, Any]:
-        """What determines the numbers, and the name."""
+        """Return the settings that determine the numbers, and the name."""
         return {key: value for key, value in asdict(self).items() if key != "source"}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One file of results, which one or two figures show."""
+    """One file of results, for one or two figures."""
 
     name: str
     cases: tuple[Case, ...]
     readings: tuple[Reading, ...]
-    judged: str  # the name of the reading that the figure was made with
+    judged: str  # name of the reading behind the published figure
     dt: float | None = None  # None: discrete time
     free_steps: int = 150
     nudged_steps: int = 10
-    neurons: bool = True  # whether a figure shows them
+    neurons: bool = True  # whether a figure shows neurons
     needs: str = "3 s on one core; quick 1 s"
     note: str = ""
 
@@ -101,7 +101,7 @@ class Experiment:
             order.say(f"  {reading.name}")
             index = torch.tensor([0])
             if reading.members is not None:
-                index = torch.arange(1, reading.members + 1)[:, None]  # a sample a member
+                index = torch.arange(1, reading.members + 1)[:, None]  # one sample per member
             x, y = train.batch(index, torch.float64)
             panels = []
             for case in self.cases:
@@ -165,7 +165,7 @@ def _numbers(net: Network, rule: Rule, eta: float | None, x: Tensor, y: Tensor) 
 def _pick(
     prefix: str, ours: dict[str, Tensor], exact: dict[str, Tensor], chosen: Chosen
 ) -> Iterator[dict[str, Any]]:
-    """Δ(t) and −∇(t) of the chosen neurons or synapses, downhill as the paper draws them."""
+    """Yield Δ(t) and −∇(t) of the chosen neurons or synapses, downhill as in the paper."""
     for name, gradient in exact.items():
         if name.endswith("bias"):
             continue
@@ -181,7 +181,7 @@ def _pick(
 
 
 def _choose(gradient: Tensor, source: torch.Generator) -> list[tuple[int, int]]:
-    """Some of the last two axes: (sample, neuron), or (pre, post) of a synapse."""
+    """Choose indices of the last two axes: (sample, neuron), or (pre, post) of a synapse."""
     size = gradient.abs().amax(0)
     visible = (size > VISIBLE * size.max()).nonzero()
     order = torch.randperm(len(visible), generator=source)
@@ -194,18 +194,18 @@ def _short(value: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the eye is asked to judge in the panels of one reading, as numbers."""
+    """The visual impression of the panels of one reading, as numbers."""
 
-    errors: tuple[float, ...]  # the largest of any layer or parameter, panel by panel
+    errors: tuple[float, ...]  # per panel: the largest of any layer or parameter
     angles: tuple[float, ...]
 
     @property
     def coincide(self) -> bool:
-        """In the first panel, where the theorem's conditions hold best."""
+        """Whether the curves of the first panel coincide, where the theorem holds best."""
         return self.errors[0] <= LIMIT.relative_error and self.angles[0] <= LIMIT.angle
 
     def splits(self, panel: int) -> bool:
-        """Whether a panel's curves are apart, and further than those of the panel before."""
+        """Return whether the curves of a panel are apart, and further than in the panel before."""
         return self.errors[panel] > max(LIMIT.relative_error, self.errors[panel - 1])
 
     def as_claimed(self, panel: int) -> bool:
@@ -223,7 +223,7 @@ class Figure(Computed):
     place: str
     part: str  # "neurons", or "synapses": weights and biases
     experiment: Experiment
-    claims: tuple[str, ...]  # of the paper, panel by panel
+    claims: tuple[str, ...]  # the paper's claim per panel
     needs: str = field(init=False)
     stored: str = field(init=False)
 
@@ -249,7 +249,7 @@ class Figure(Computed):
         )
 
     def rows(self, results: Results) -> tuple[Row, ...]:
-        """Of the reading that the figure was made with; the others that are drawn are notes."""
+        """Return the rows of the reading behind the figure; the other readings are notes."""
         found = {r["name"]: self.verdict(r) for r in self.found(results).get("readings", ())}
         judged, *others = self._drawn()
         verdict = found.get(judged.name)
@@ -272,7 +272,7 @@ class Figure(Computed):
         return tuple(rows)
 
     def _drawn(self) -> list[Reading]:
-        """The reading that is judged, then the others that are drawn."""
+        """Return the reading with the verdict, then the others that are drawn."""
         drawn = [reading for reading in self.experiment.readings if reading.drawn]
         return sorted(drawn, key=lambda reading: reading.name != self.experiment.judged)
 
@@ -378,7 +378,7 @@ FULL = "σ′ of the update at the whole drive"
 
 
 def _variants(beta: float, eta: float, real_time: bool, angle: float = 0.0) -> tuple[Reading, ...]:
-    """The values of the table under the other readings of the model, and on other samples."""
+    """Return the table's values with other readings of the model, and on other samples."""
     slopes = (
         Reading("σ′ on the hidden layer only", sources.COMMANDS, beta, eta, angle, slope="hidden"),
         Reading("no σ′, as printed", sources.EQUATIONS, beta, eta, angle, slope="none"),

@@ -12,7 +12,7 @@ from eqprop.report.blocks import Block, Chart, Line, Panel
 from eqprop.report.item import Row
 from eqprop.report.results import Results
 
-BESIDE = 2.5  # degrees by which the points of a run stand beside those before
+BESIDE = 2.5  # horizontal offset in degrees between the points of two runs
 PUBLISHED = tuple(result for result in FULL_TABLE if result.angle is not None)
 
 
@@ -45,7 +45,7 @@ class ErrorAgainstPsi(Trained):
 
 
 def ours_by_run(comparisons: Sequence[Comparison]) -> list[Line]:
-    """Error against angle: a line of points for the recipe, and one for each variant."""
+    """Return error against angle: points for the recipe and for each variant."""
     found: dict[str, list[tuple[float, Measured]]] = {}
     for comparison in comparisons:
         for ours in (comparison.ours, *comparison.variants):
@@ -63,7 +63,7 @@ def ours_by_run(comparisons: Sequence[Comparison]) -> list[Line]:
 def points(
     label: str, places: Sequence[tuple[float, Measured]], color: int = 7, beside: float = 0.0
 ) -> Line:
-    """With a bar of ± one standard deviation each; grey is the paper."""
+    """Return points with bars of ± one standard deviation; the default colour is the paper's."""
     x, errors = [angle + beside for angle, _ in places], [error for _, error in places]
     return Line.measured(label, x, errors, "points", color)
 

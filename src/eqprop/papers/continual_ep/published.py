@@ -24,7 +24,7 @@ NAMES = {
 
 
 def named(recipe: str, angle: float | None) -> str:
-    """C-EP-1h; C-VF-1h, Ψ = 45°."""
+    """Return the name of a row: "C-EP-1h" or "C-VF-1h, Ψ = 45°"."""
     return NAMES[recipe] + ("" if angle is None else f", Ψ = {angle:g}°")
 
 
@@ -32,12 +32,12 @@ def named(recipe: str, angle: float | None) -> str:
 class Result:
     """A line of a table of training results."""
 
-    recipe: str  # ours for it
+    recipe: str  # our recipe for it
     test: Measured
     train: Measured
     T: int
     K: int
-    angle: float | None = None  # initial Ψ(θ_f, θ_b), where the weights are not tied
+    angle: float | None = None  # initial Ψ(θ_f, θ_b), if the weights are untied
     random_sign: bool | None = None
     epochs: int | None = None
 
@@ -132,7 +132,7 @@ HYPERPARAMETERS = {
     "rescaled-c-ep-2h": Hyperparameters(100, 20, 0.5),
 }
 
-# Section "Discussion": training with C-EP and C-VF on a Titan RTX, by the number of hidden layers.
+# Section "Discussion": training time of C-EP and C-VF on a Titan RTX, by number of hidden layers.
 TITAN_SECONDS = {1: (2 * 60 + 39) * 60, 2: (10 * 60 + 49) * 60}
 
 # Fig. "ep-to-cvf" (a): the angle between Δ(tot) and −∇(tot) before training, mean and standard
@@ -162,8 +162,8 @@ FIGURE_ANGLES: dict[tuple[str, float | None], Measured] = {
     ("c-vf-2h", 157.5): Measured(86.3, 2.7, TRIALS),
     ("c-vf-2h", 180.0): Measured(85.6, 3.1, TRIALS),
 }
-# What the text says of three of its points, in sections "C-EP training experiments" and "Continual
-# Vector Field (C-VF) training experiments".
+# Statements of the text on three points of the figure, in sections "C-EP training experiments" and
+# "Continual Vector Field (C-VF) training experiments".
 SAID_OF_ANGLES: dict[tuple[str, float | None], str] = {
     ("ep-1h", None): "the leftmost point, ∼20°",
     ("c-ep-2h", None): "reaches 50°",

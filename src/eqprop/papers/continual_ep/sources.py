@@ -1,4 +1,4 @@
-"""The documents that the readings of this paper rest on."""
+"""The documents behind the readings of this paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's hours beside ours."""
+"""Training times of the paper and ours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Speed(Trained):
         )
 
     def rows(self, results: Results) -> tuple[Row, ...]:
-        """Nothing is claimed: another machine has another time."""
+        """Return the times. They have no verdict, since the machines differ."""
         return tuple(self._row(name, results) for name in self.runs)
 
     def _row(self, name: str, results: Results) -> Row:
@@ -83,7 +83,7 @@ def _machine(outcome: Outcome) -> str:
 
 
 def clock(seconds: float) -> str:
-    """2 h 39 min, 7 min 4 s, 40 s, 0.25 s."""
+    """Format a time: 2 h 39 min, 7 min 4 s, 40 s, 0.25 s."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,9 +1,9 @@
-"""Why the released C-VF with one hidden layer fails: what diverges, when, how, and what cures it.
+"""Why the released C-VF with one hidden layer fails: what diverges, when and how, and the cure.
 
-Without nudging, hidden and output layers see only each other's previous state, so a synchronous
-free phase is two sequences that never meet: h_0 → o_1 → h_2 → … and o_0 → h_1 → o_2 → …
-Updating the layers in turn leaves the second alone. These are results of our own: the paper says
-nothing of it, and nothing is judged.
+Without nudging, hidden and output layers see only each other's previous state. So a synchronous
+free phase is two independent sequences: h_0 → o_1 → h_2 → … and o_0 → h_1 → o_2 → … Updating the
+layers in turn leaves only the second. These are our own results, without a verdict: the paper does
+not discuss them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from eqprop.types import State
 RECIPE = "c-vf-1h"
 COMPARED = tuple(f"{RECIPE}-{label}" for label in ("as-released", "in-turn", "no-bias"))
 PUBLISHED = tuple(result for result in FULL_TABLE if result.recipe == RECIPE)
-HEALTHY, FAILED = 10.0, 20.0  # test error in %: below the one, then above the other, is divergence
+HEALTHY, FAILED = 10.0, 20.0  # test error in %: first below HEALTHY, then above FAILED = diverged
 SHUFFLES = 10000
-LONG = 1000  # steps after which a sequence that settles has settled
-STILL = 1e-5  # a change that is float32's
+LONG = 1000  # steps after which every sequence that settles has settled
+STILL = 1e-5  # change within the rounding error of float32
 SHOWN = 60  # steps of the trajectory
 
 # The last epoch before the first of the 45 networks diverges is 57.
@@ -52,7 +52,9 @@ SNAPSHOTS = tuple(
 
 
 def divergence(test: Tensor) -> Tensor:
-    """The epoch at which each network diverged, NaN if it did not; from errors [epochs, nets]."""
+    """Return the epoch at which each network diverged, NaN if it did not; `test` has the errors,
+    [epochs, networks].
+    """
     learned = (test < HEALTHY).cumsum(0) > 0
     failed = (test > FAILED) & learned
     first = failed.int().argmax(0) + 1.0
@@ -60,8 +62,9 @@ def divergence(test: Tensor) -> Tensor:
 
 
 def chance(values: Tensor) -> float:
-    """How often the means of the angles, [angles, seeds], lie as far apart as they do if the
-    angles are shuffled within each seed.
+    """Return how often shuffled angles have means as far apart as the true angles.
+
+    `values` is [angles, seeds]; the shuffles are within each seed.
     """
     shape = SHUFFLES, *values.shape
     order = torch.rand(shape, generator=generator(0, "shuffled angles")).argsort(1)
@@ -75,7 +78,7 @@ def _range(values: Tensor) -> Tensor:
 
 
 def alternation(net: Network, x: Tensor, T: int) -> dict[str, Any]:
-    """What becomes of the images that one network has not settled after T synchronous steps."""
+    """Follow the images that a network has not settled after T synchronous steps."""
     moving = (relax(net, x, T).sample_residual > UNSETTLED).nonzero().flatten()
     found: dict[str, Any] = {"images": len(x), "unsettled": len(moving), "in_turn": 0}
     found |= {"alternating": [], "both_settle": 0, "answers_differ": 0, "distance": []}
@@ -95,12 +98,12 @@ def alternation(net: Network, x: Tensor, T: int) -> dict[str, Any]:
 
 
 def _apart(a: State, b: State) -> Tensor:
-    """The largest difference of any neuron, [batch]."""
+    """Return the largest difference of any neuron, [batch]."""
     return torch.stack([(p - q).abs().amax(-1) for p, q in zip(a, b, strict=True)]).amax(0)
 
 
 def trajectory(net: Network, x: Tensor) -> dict[str, Any]:
-    """The two outputs in which one image's sequences come to differ most, step by step."""
+    """Return, step by step, the two outputs in which the sequences of one image differ most."""
     free = relax(net, x[None], LONG, keep=1)
     apart = (net.output(free.state) - net.output(free.history[0])).abs()[0]
     neurons = apart.topk(2).indices.tolist()
@@ -121,7 +124,7 @@ class Story(Computed):
         super().run(order)
 
     def compute(self, order: Order) -> dict[str, Any]:
-        """Short runs stopped before they diverge, and their networks looked at."""
+        """Train until just before the networks diverge; analyse these networks."""
         networks: list[dict[str, Any]] = []
         shown: dict[str, Any] | None = None
         for run in SNAPSHOTS:
@@ -216,7 +219,7 @@ def _diverged(outcome: Outcome) -> Tensor:
 
 
 def _by_angle(outcome: Outcome, values: Tensor) -> Tensor:
-    return values.reshape(-1, outcome.recipe.seeds)  # members come angle by angle
+    return values.reshape(-1, outcome.recipe.seeds)  # members are ordered by angle
 
 
 def _count_row(name: str, outcome: Outcome | None) -> Row:
@@ -231,14 +234,14 @@ def _count_row(name: str, outcome: Outcome | None) -> Row:
 
 
 def _spared(outcome: Outcome, gone: Tensor) -> str:
-    """The few networks that did not diverge where most did."""
+    """List the networks that did not diverge, if they are few."""
     members = zip(outcome.recipe.members(), gone, strict=True)
     left = [f"Ψ = {m.angle:g}° seed {m.seed}" for m, it in members if not it]
     return f"all but {', '.join(left)}" if 0 < len(left) < 4 else ""
 
 
 def _chance_row(name: str, paper: str, ours: str, values: Tensor, notes: str = "") -> Row:
-    """How far the angles, [angles, seeds], lie apart, and how often shuffled ones do."""
+    """Return a row with the spread over angles, [angles, seeds], and that of shuffled angles."""
     note = f"{notes}as far apart in {100 * chance(values):.0f} % of {SHUFFLES} shuffles of Ψ"
     return Row(name, paper, ours, None, note)
 
@@ -247,7 +250,7 @@ def _when_row(outcome: Outcome | None) -> Row:
     name = "as released: mean epoch of divergence, earliest to latest Ψ"
     if outcome is None:
         return Row(name, "–", None, None)
-    after = outcome.recipe.epochs + 1.0  # what has not diverged would do so later
+    after = outcome.recipe.epochs + 1.0  # networks that did not diverge count as later
     values = _by_angle(outcome, _diverged(outcome).nan_to_num(after))
     return _chance_row(name, "–", _from_to(values, 0), values)
 
@@ -266,7 +269,7 @@ def _effect_row(name: str, outcome: Outcome | None) -> Row:
 
 
 def _from_to(values: Tensor, digits: int = 2) -> str:
-    """The lowest and the highest mean of an angle."""
+    """Format the lowest and the highest mean over angles."""
     means = values.mean(1)
     return f"{means.min():.{digits}f} to {means.max():.{digits}f}"
 
@@ -320,7 +323,7 @@ def _epochs_chart(outcomes: Sequence[Outcome], results: Results) -> Chart:
 
 
 def _quantiles(label: str, values: Tensor, color: int) -> Line:
-    """From [epochs, networks]; a network that became non-finite is left out."""
+    """Return median and 10 to 90 % of values [epochs, networks], without non-finite networks."""
     levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
     low, median, high = (tuple(q.tolist()) for q in values.nanquantile(levels, dim=1))
     x = tuple(float(epoch + 1) for epoch in range(len(values)))

@@ -21,7 +21,7 @@ class TrainingTable(Trained):
         self.published = tuple(published)
 
     def completeness(self, results: Results) -> Completeness:
-        """Full with every line, though a run may have more angles than the table."""
+        """Return "full" if every line is there, even if a run lacks angles outside the table."""
         found = [comparison.ours for comparison in compare(self.published, results)]
         if all(ours is not None and not ours.outcome.quick for ours in found):
             return "full"
@@ -37,7 +37,7 @@ class TrainingTable(Trained):
         return (*(it for it in tables if it is not None), *explanation(comparisons))
 
     def _caption(self, comparison: Comparison) -> str:
-        """Where a recipe has a line for every angle, it has a table of its own."""
+        """Return the caption; a recipe with one line per angle has a separate table."""
         result = comparison.paper
         angles = [it.angle for it in self.published if it.recipe == result.recipe]
         if len(angles) == 1:

@@ -1,4 +1,4 @@
-"""Fig. "toy-model": s' = ½(s + θ), ℓ = ½s². Points from the rules, lines from appendix C."""
+"""Fig. "toy-model": s' = ½(s + θ), ℓ = ½s². Points are from the rules, lines from appendix C."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from eqprop.report.results import Results
 from eqprop.rules import BPTT, EP, RBP, ContinualEP
 
 THETA, BETA, ETA = 1.0, 0.1, 0.1
-T, K = 60, 12  # 2⁻⁶⁰ is below the rounding of θ: s_T = s_*
-TOLERANCE = 1e-12  # s is rounded at 1e-16 a step, and Δ divides that by β
+T, K = 60, 12  # 2⁻⁶⁰ is below the rounding error of θ: s_T = s_*
+TOLERANCE = 1e-12  # the rounding error of s is 1e-16 per step, and Δ divides it by β
 SHRINKING = (0.1, 0.01, 0.001)  # values of β, with η = β²
 X = Y = torch.zeros(1, 1, dtype=torch.float64)  # the model ignores x, and ℓ = ½(s − 0)²
 ALGORITHMS = ("C-EP", "EP", "RBP", "BPTT")
 
-Curves = dict[str, dict[str, Tensor]]  # algorithm -> quantity -> its values in time
+Curves = dict[str, dict[str, Tensor]]  # {algorithm: {quantity: values over time}}
 
 
 def measured() -> Curves:
-    """What the library's rules do."""
+    """Return the curves that the library's rules compute."""
     model = toy_model(THETA)
     nudged: dict[str, Any] = {"beta": BETA, "free_steps": T, "nudged_steps": K}
     free = relax(model, X, T, keep=T)
@@ -52,7 +52,7 @@ def measured() -> Curves:
 
 
 def closed_forms() -> Curves:
-    """Appendix C. ∇ with its sign turned, so that all four algorithms fall on one curve."""
+    """Return the curves of appendix C, with −∇, so that all four algorithms share one curve."""
     t = torch.arange(K, dtype=torch.float64)
     later = torch.arange(K + 1, dtype=torch.float64)
     factor = 1 - 2 * BETA + ETA / (2 * BETA)
@@ -76,7 +76,7 @@ def _walk(start: Tensor, moves: Tensor) -> Tensor:
 
 
 def _distance_to_bptt(beta: float) -> float:
-    """Largest |Δ^C-EP(t) + ∇^BPTT(t)| of neuron and synapse, at η = β²."""
+    """Return the largest |Δ^C-EP(t) + ∇^BPTT(t)| of neuron and synapse, at η = β²."""
     rule = ContinualEP(beta=beta, free_steps=T, nudged_steps=K)
     ours = time_resolved(toy_model(THETA), rule, X, Y, learning_rates=beta**2)
     exact = time_resolved(toy_model(THETA), BPTT(free_steps=T, backward_steps=K), X, Y)

@@ -1,4 +1,4 @@
-"""An item that is read off training runs alone."""
+"""An item that needs only training runs."""
 
 from __future__ import annotations
 

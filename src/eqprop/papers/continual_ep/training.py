@@ -1,7 +1,7 @@
-"""The training runs behind the paper's tables and curves: what is run, and what came of it.
+"""The training runs behind the paper's tables and curves, and their outcomes.
 
-A run is a recipe, read as a document supports it, or a *variant*: the same recipe with something
-named done otherwise. Several items share a run.
+A run is a recipe, in a reading that a document supports, or a *variant* of a recipe: the same with
+a named change. Several items share a run.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ QUICK_SAMPLES = {1: (20000, 5000), 2: (1000, 500)}  # by hidden layers: train, t
 
 @dataclass(frozen=True)
 class TrainingRun(SharedRun):
-    name: str  # of its folder
-    recipe: str  # that it runs, or varies
-    reading: str  # how the recipe is read, in words
+    name: str  # name of its folder
+    recipe: str  # the recipe that it runs or varies
+    reading: str  # description of the reading
     source: Source | None  # None: found by trial
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    # angles that are trained together, each part in a folder of its own: all would take too long
+    # angles to train together, one part per folder, since all together take too long
     parts: tuple[tuple[float, ...], ...] = ()
 
     @property
     def label(self) -> str:
-        """A variant's short name, "in turn"; empty for the recipe itself."""
+        """The short name of a variant, such as "in turn"; empty for the recipe itself."""
         return self.name.removeprefix(self.recipe).removeprefix("-").replace("-", " ")
 
     @property
@@ -94,7 +94,7 @@ class TrainingRun(SharedRun):
         return lines, self.resolved(quick=False).epochs
 
     def run(self, order: Order) -> None:
-        """Train what is missing, going on where an earlier attempt was stopped."""
+        """Train what is missing; resume a stopped run."""
         folder = order.results.run_folder(self.name, order.quick)
         there = folder.begun
         if self.parts and not order.quick and not there:
@@ -134,7 +134,7 @@ def _recipe(name: str, reading: str = "as released", source: Source = COMMANDS) 
 def _vary(
     run: TrainingRun, label: str, reading: str, source: Source | None, **overrides: Any
 ) -> TrainingRun:
-    """`run` with something done otherwise; what varies a variant says so."""
+    """Return a variant of `run`; the reading of a variant of a variant names both changes."""
     return replace(
         run,
         name=f"{run.recipe}-{label}",
@@ -191,7 +191,11 @@ _RESCALED_1H, _RESCALED_2H = map(_recipe, ("rescaled-c-ep-1h", "rescaled-c-ep-2h
 _C_VF_1H = _untied("c-vf-1h")
 _C_VF_2H = _untied("c-vf-2h", parts=tuple(ANGLES[k : k + 3] for k in (0, 3, 6)))
 _MISSED_FIRST = ((0.0, 67.5, 90.0), (22.5, 135.0, 157.5), (45.0, 112.5, 180.0))
-_SPREAD = ((0.0, 90.0, 180.0), (45.0, 135.0, 157.5), (22.5, 67.5, 112.5))  # a part shows the trend
+_SPREAD = (
+    (0.0, 90.0, 180.0),
+    (45.0, 135.0, 157.5),
+    (22.5, 67.5, 112.5),
+)  # each part shows the trend
 
 RUNS = {
     run.name: run
@@ -233,7 +237,7 @@ class Errors:
     test: Measured
     last_ten: Measured  # test error, mean of the last ten epochs
     train: Measured  # counted during the epoch
-    non_finite: int  # networks that became so
+    non_finite: int  # number of networks that became non-finite
 
     def __str__(self) -> str:
         return f"{self.test} ({self.train.mean:.2f})"
@@ -250,9 +254,9 @@ class Outcome:
     summary: Mapping[str, Any]
 
     def curves(self, key: str, angle: float | None = None) -> Tensor:
-        """An error over the epochs, [epochs, networks], of the networks with that initial Ψ.
+        """Return an error over the epochs, [epochs, networks], of the networks with this initial Ψ.
 
-        A network that has become non-finite answers nothing: from then on it counts as guessing.
+        Once a network is non-finite it has no output, and counts as guessing.
         """
         members = self.recipe.members()
         chosen = [i for i, m in enumerate(members) if angle is None or m.angle == angle]
@@ -263,7 +267,7 @@ class Outcome:
         return curves
 
     def errors(self, angle: float | None = None) -> Errors | None:
-        """None if no network of the run has that angle."""
+        """Return the errors; None if no network of the run has this angle."""
         test, train = self.curves("test_error", angle), self.curves("train_error", angle)
         if not test.shape[1]:
             return None
@@ -278,7 +282,7 @@ class Outcome:
 
 
 def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
-    """None unless the run is there, of this recipe, and complete."""
+    """Return the outcome if the run exists, has this recipe and is complete; else None."""
     whole = _whole(run, results, quick)
     if whole is not None or quick or not run.parts:
         return whole
@@ -287,13 +291,13 @@ def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
 
 
 def _parts(run: TrainingRun, results: Results) -> list[Outcome]:
-    """Those that are complete."""
+    """Return the outcomes of the complete parts."""
     found = (_whole(piece, results, quick=False) for piece in run.pieces)
     return [it for it in found if it is not None]
 
 
 def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
-    """The networks of several parts as those of one run."""
+    """Join the networks of several parts into one run."""
     epochs = max(len(part.recorded["test_error"]) for part in parts)
     recorded = {
         key: torch.cat([_padded(part.recorded[key], epochs) for part in parts], dim=1)
@@ -315,7 +319,7 @@ def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
 
 
 def _padded(curves: Tensor, epochs: int) -> Tensor:
-    """A part in which all networks became non-finite is over before the others are."""
+    """Extend curves to `epochs`: a part ends early if all its networks become non-finite."""
     missing = curves.new_full((epochs - len(curves), curves.shape[1]), torch.nan)
     return torch.cat([curves, missing])
 
@@ -330,7 +334,7 @@ def _whole(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
 
 @functools.lru_cache(maxsize=100)
 def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> Outcome | None:
-    """Once for each time that the files were written: many items read the same runs."""
+    """Read a run, cached by the times of its files (`when`): many items read the same runs."""
     folder, recipe = RunFolder(path), run.resolved(quick)
     summary = folder.summary()
     if not summary["complete"] or _differences(folder.recipe(), recipe):
@@ -341,7 +345,7 @@ def _read(run: TrainingRun, path: Path, quick: bool, when: tuple[int, ...]) -> O
 
 
 def best(run: TrainingRun, results: Results) -> Outcome | None:
-    """The full outcome if it is there, or the parts of it that are, or the quick one."""
+    """Return the full outcome, else its complete parts, else the quick one."""
     full = outcome(run, results, quick=False)
     if full is None and (parts := _parts(run, results)):
         return _joined(run, parts)
@@ -353,6 +357,6 @@ def completeness(names: Iterable[str], results: Results) -> Completeness:
 
 
 def _differences(there: Recipe, wanted: Recipe) -> list[str]:
-    """A run of more epochs is not this run; one of fewer can go on."""
+    """Return the fields that differ. Fewer epochs do not count: such a run can continue."""
     longer = ["epochs"] if there.epochs > wanted.epochs else []
     return there.differences(wanted) + longer

@@ -1,6 +1,6 @@
-"""Which update should C-VF use? Its test error against Ψ with each, and C-EP as the line to beat.
+"""Comparison of the updates of C-VF: test error against Ψ with each, and C-EP as the baseline.
 
-A question of our own: the paper has one update, and nothing is judged.
+The paper has only one update, so there is no verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eqprop.report.item import Row
 from eqprop.report.results import Results
 
 DEPTHS = ("1h", "2h")
-UPDATES = {"none, in turn": "-in-turn", "own": "", "full": "-full"}  # and what names its run
+UPDATES = {"none, in turn": "-in-turn", "own": "", "full": "-full"}  # {update: suffix of its run}
 
 
 class UpdateSlopes(Trained):
@@ -33,7 +33,7 @@ class UpdateSlopes(Trained):
         )
 
     def rows(self, results: Results) -> tuple[Row, ...]:
-        """The best and the worst Ψ of each update. Nothing is claimed."""
+        """Return the best and the worst Ψ of each update, without verdict."""
         return tuple(
             _row(f"{NAMES[f'c-vf-{depth}']}, {update}", found.get(update), found.get("C-EP"))
             for depth in DEPTHS
@@ -54,7 +54,7 @@ class UpdateSlopes(Trained):
 
 
 def _outcomes(depth: str, results: Results) -> dict[str, Outcome]:
-    """What is there, by update, and C-EP."""
+    """Return the existing outcomes, by update, and that of C-EP."""
     runs = {update: f"c-vf-{depth}{end}" for update, end in UPDATES.items()}
     runs["C-EP"] = f"c-ep-{depth}"
     found = {name: training.best(RUNS[run], results) for name, run in runs.items()}
@@ -112,7 +112,7 @@ def _panel(depth: str, found: Mapping[str, Outcome]) -> Panel:
 
 
 def _level(outcome: Outcome) -> Line:
-    """The same error at every Ψ."""
+    """Return a line with the same error at every Ψ."""
     errors = outcome.errors()
     assert errors is not None
     label = "C-EP, tied" + (", quick" if outcome.quick else "")
