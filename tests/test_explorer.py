@@ -280,7 +280,7 @@ def random_settings(count: int) -> Iterator[Setting]:
 
 
 def choose(page: Any, setting: Setting) -> None:
-    """Move every control of the page."""
+    """Move every control of the page. One may bring others with it, so wait where it does."""
 
     def number(control: str, value: float) -> None:
         field = page.locator(f"#{control} ~ input[type=number]")
@@ -289,13 +289,16 @@ def choose(page: Any, setting: Setting) -> None:
         field.blur()
 
     page.select_option("#net", setting.net)
+    drawn(page)
     page.check(f"#rule-{setting.rule}", force=True)
+    drawn(page)
     if setting.net.startswith("fresh"):
         number("seed", setting.seed)
     if setting.field:
         page.check(f"#slope-{setting.slope}", force=True)
         if setting.net != "c-vf":
             page.check(f"#tied-{'yes' if setting.tied else 'no'}", force=True)
+            drawn(page)
             if not setting.tied:
                 number("psi", setting.psi)
     number("beta", setting.beta)
@@ -877,6 +880,22 @@ def test_the_keyboard_is_enough(browser):
     assert shown_settings(page)["digit"] == "test-7"
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
+    clean(it)
+
+
+@pytest.mark.slow
+def test_two_rates_that_change_within_a_frame_both_count(browser):
+    it = opened(browser, PAGE, 1280)
+    it.page.wait_for_selector("#eta-1")
+    it.page.evaluate(
+        """() => [0, 1].forEach((k) => {
+          const field = document.querySelector(`#eta-${k} ~ input[type=number]`);
+          field.value = 0.01 * (k + 1);
+          field.dispatchEvent(new Event('change'));
+        })"""
+    )
+    drawn(it.page)
+    assert shown_settings(it.page)["eta"] == "0.01,0.02"
     clean(it)
 
 

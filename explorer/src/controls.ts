@@ -123,9 +123,14 @@ export class Controls {
   private readonly rates = element("div");
   private rateControls: NumberControl[] = [];
   private readonly digits: DigitChooser;
-  private settings: Settings | null = null;
 
-  constructor(scene: Scene, change: Change, pickNetwork: (name: string) => void) {
+  /** `current` gives the settings of now, which may be newer than those that are shown. */
+  constructor(
+    scene: Scene,
+    private readonly change: Change,
+    private readonly current: () => Settings,
+    pickNetwork: (name: string) => void,
+  ) {
     const { networks } = scene.library.content;
     const own = networks.map(({ name, title }): [string, string] => [name, title]);
     this.network.append(
@@ -190,20 +195,16 @@ export class Controls {
       group("Learning rule", this.rule.root, this.slope.root, beta.root, this.rates),
       group("Phases", T.root, K.root, this.order.root),
     );
-    this.change = change;
   }
-
-  private readonly change: Change;
 
   /** A slider may stop at β = 0, where there is no nudge. */
   private allowed(key: string, value: number): number {
     if (key !== "beta" || value !== 0) return value;
-    return (this.settings?.beta ?? 0) > 0 ? -0.01 : 0.01;
+    return this.current().beta > 0 ? -0.01 : 0.01;
   }
 
   show(scene: Scene): void {
     const { settings, library, net } = scene;
-    this.settings = settings;
     const own = library.untied(settings.net);
     const field = settings.rule === "vf" || settings.rule === "c-vf";
     if (![...this.network.options].some((option) => option.value === settings.net)) {
@@ -235,7 +236,7 @@ export class Controls {
           label,
           RANGES.eta,
           (value) => {
-            const now = this.settings?.eta ?? eta;
+            const now = this.current().eta;
             this.change({ eta: now.map((rate, i) => (i === k ? value : rate)) });
           },
           hint,

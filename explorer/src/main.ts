@@ -50,8 +50,11 @@ class App {
       order: new OrderView(),
       train: new TrainView(change),
     };
-    this.controls = new Controls(new Scene(settings, library), change, (name) =>
-      this.pickNetwork(name),
+    this.controls = new Controls(
+      new Scene(settings, library),
+      change,
+      () => this.settings,
+      (name) => this.pickNetwork(name),
     );
     byId("controls").append(this.controls.root);
     this.tour = new Tour((to) => this.become(to ?? { ...this.settings, tour: 0 }));
