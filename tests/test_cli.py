@@ -219,6 +219,7 @@ def test_evaluate_prints_the_errors_of_the_summary(run: Path, cli: Cli) -> None:
         )
 
 
+@pytest.mark.slow
 def test_evaluate_tests_the_other_split_and_other_lengths(run: Path, cli: Cli) -> None:
     usual = cli("evaluate", run).out
     train = cli("evaluate", run, "--split", "train").out
@@ -262,6 +263,7 @@ def test_show_prints_the_epochs_and_draws_three_pictures(run: Path, cli: Cli) ->
         assert_drawn(path)
 
 
+@pytest.mark.slow
 def test_show_of_a_run_without_checkpoint_leaves_out_the_confusion_matrix_alone(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -227,6 +227,7 @@ def test_winners_may_alternate_for_ever_also_with_layers_in_turn(in_turn):
     assert free.residual == pytest.approx(high - low, abs=1e-14)
 
 
+@pytest.mark.slow
 def test_in_real_time_the_winners_tremble_in_proportion_to_dt():
     x, residuals = torch.ones(1, 1).double(), []
     for dt in (0.02, 0.01):
@@ -286,6 +287,7 @@ def test_an_update_sees_its_two_ends_alone():
         assert same == (not name.startswith("synapses.2"))
 
 
+@pytest.mark.slow
 def test_a_network_of_convolutions_learns_a_minibatch():
     net, x = a_network(activation="sigmoid"), a_minibatch(batch=6)[0].round() * 2 - 1
     y = torch.eye(3, dtype=torch.float64).repeat(2, 1)

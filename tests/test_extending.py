@@ -67,6 +67,7 @@ def test_the_rule_yields_the_signs_of_ep(example):
         assert float(whole[name].abs().min()) > 1e-9  # no sign hangs on rounding
 
 
+@pytest.mark.slow
 @of("A rule")
 def test_the_rule_learns_on_the_reference_engine_and_its_steps_pass_gddcheck(example):
     net, (x, y) = a_network(), a_minibatch()
@@ -172,6 +173,7 @@ def test_the_nudge_is_the_gradient_of_the_loss(example):
     assert float(readout.loss((s[0], right), y).abs().max()) == 0
 
 
+@pytest.mark.slow
 @of("A read-out")
 def test_ep_with_the_read_out_follows_rbp_at_the_rate_of_its_nudging(example):
     net, (x, y) = example["net"], a_minibatch()
@@ -185,6 +187,7 @@ def test_ep_with_the_read_out_follows_rbp_at_the_rate_of_its_nudging(example):
     assert errors[1] < 1e-3
 
 
+@pytest.mark.slow
 @of("A read-out")
 def test_a_network_with_the_read_out_learns(example):
     net, (x, y) = example["net"], a_minibatch()

@@ -62,6 +62,7 @@ def test_the_error_of_centred_nudging_falls_as_beta_squared():
     assert errors[-1] < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [2, 3, 4])
 def test_the_error_of_holomorphic_nudging_falls_as_beta_to_the_number_of_points(points):
     def nudging(beta):
@@ -71,6 +72,7 @@ def test_the_error_of_holomorphic_nudging_falls_as_beta_to_the_number_of_points(
     assert slopes[-1] == pytest.approx(points, abs=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
 def test_holomorphic_nudging_reaches_rounding_at_a_finite_beta(activation):
     net = a_network(activation=activation)
@@ -207,6 +209,7 @@ def test_continual_centred_on_the_toy_model_in_closed_form():
     assert float(net.theta) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta", "eta"), [(0.1, 0.05), (0.2, 0.02), (0.05, 0.001)])
 def test_a_stored_steady_state_costs_eta_over_eight_beta(beta, eta):
     """The toy model with K → ∞, as docs/nudging.md derives it: with s_* stored for the second
@@ -257,6 +260,7 @@ def test_engines_run_only_the_nudging_they_know():
         eqprop.make_engine(net, rule, 0.1, "native")
 
 
+@pytest.mark.slow
 def test_cross_entropy_and_complex_nudging_go_together():
     net, (x, y) = a_network(readout=eqprop.CrossEntropy(3)), a_minibatch()
     y = torch.softmax(y, -1)

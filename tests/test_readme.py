@@ -60,6 +60,7 @@ def loop_error(mnist, **lines):
 CONTINUAL = "eqprop.ContinualEP(beta=0.2, free_steps=20, nudged_steps=8)"
 
 
+@pytest.mark.slow
 def test_the_optimiser_loop_learns_mnist(mnist):
     """From 90 %, after one epoch of 5,000 images. It ends near 14 %."""
     assert loop_error(mnist) < 20

@@ -95,6 +95,7 @@ def test_members_learn_with_a_read_out_of_their_own():
             torch.testing.assert_close(several.get_parameter(name)[i], p, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_a_network_with_a_softmax_learns():
     net, (x, labels) = a_network(CrossEntropy(3)), a_minibatch()
     engine = eqprop.make_engine(net, eqprop.EP(beta=0.2, free_steps=40, nudged_steps=20), 0.5)

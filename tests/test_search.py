@@ -241,6 +241,7 @@ def test_each_epoch_measures_the_held_out_samples(recipe: Recipe, data: Dataset)
     assert held == pytest.approx(run.metrics[-1]["validation_error"])
 
 
+@pytest.mark.slow
 def test_validation_error_is_never_called_test_error(cli: Cli, place: Path, tmp_path: Path) -> None:
     out, plain = tmp_path / "run", tmp_path / "plain"
     trained = cli("train", place / "mine.toml", "--data", place, "--out", out)
@@ -591,6 +592,7 @@ def test_every_pruner_prunes_or_not(cli: Cli, place: Path, tmp_path: Path, prune
     assert ("PRUNED" in states) == (pruner != "none")
 
 
+@pytest.mark.slow
 def test_show_prints_the_best_and_draws(searched: tuple[Path, str], cli: Cli) -> None:
     out, _ = searched
     shown = cli("show", out)

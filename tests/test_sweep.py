@@ -304,6 +304,7 @@ def swept(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_packed_networks_are_those_trained_alone(swept: Path, place: Path) -> None:
     """To the byte: whatever their neighbours, tasks and processes were."""
     table = collect(swept)
@@ -374,6 +375,7 @@ def test_layers_of_several_kinds_are_text(place: Path, tmp_path: Path) -> None:
     assert [json.loads(it["network.layers"]) for it in read_back] == layers
 
 
+@pytest.mark.slow
 def test_a_network_that_became_non_finite_is_marked(place: Path, cli: Cli) -> None:
     text = """
     recipe = "digits.toml"
@@ -501,6 +503,7 @@ def test_without_ray_it_is_said(place: Path, cli: Cli, monkeypatch: pytest.Monke
     assert said == "--on ray needs Ray: pip install 'eqprop[ray]'"
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_neither_ray_nor_pyarrow() -> None:
     code = "import sys, eqprop.cli; print({'ray', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

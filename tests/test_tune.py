@@ -448,6 +448,7 @@ def undisturbed(mnist: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Any
     return quick(given.load(str(folder / "minimal.toml")), mnist, folder / "out")
 
 
+@pytest.mark.slow
 def test_from_a_minimal_recipe_to_one_that_trains(
     cli: Callable[..., Outcome], minimal: Path, tmp_path: Path, undisturbed: Any
 ):
@@ -482,6 +483,7 @@ def test_short_runs_hold_no_test_samples(mnist: Dataset):
     assert torch.equal(held.test.images, mnist.train.images[:1])
 
 
+@pytest.mark.slow
 def test_test_samples_are_never_used(
     mnist: Dataset, minimal: Path, tmp_path: Path, undisturbed: Any
 ):
