@@ -33,7 +33,9 @@ def draw(trials: Trials) -> Iterator[Path | str]:
         from optuna.visualization import matplotlib as visualization
 
         label: dict[str, Any] = {"target_name": "validation error (%)"}
-        yield _kept(plt, trials, "history", visualization.plot_optimization_history(study, **label))
+        history = visualization.plot_optimization_history(study, **label)
+        history.set_yscale("log")  # errors differ by factors
+        yield _kept(plt, trials, "history", history)
         if len(parameters) < 2:
             yield "no importances and no contour: they need two parameters"
             return
