@@ -229,7 +229,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         return layers, synapses
 
     def build(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
-        """The members as one ensemble [E]."""
+        """Return the networks of these members as one ensemble [E]."""
         layers, synapses = self._chain([member.angle for member in members])
         sigma = ACTIVATIONS[self.activation]
         time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)

@@ -38,8 +38,8 @@ class UserError(ValueError):
 class Recipe(Part, frozen=True, kw_only=True):
     """Everything that determines the numbers of a run. Layers and rates go input → output.
 
-    β and the angle may be lists, and learning rates a list of lists. Each value then has members
-    of its own. `combine` says how the values combine.
+    β and the angle may be lists, and learning rates a list of lists. Each value then has its own
+    members. `combine` says how the values combine.
     """
 
     name: str

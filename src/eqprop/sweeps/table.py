@@ -24,7 +24,7 @@ from eqprop.sweeps import extras
 from eqprop.sweeps.sweep import SweepFolder
 
 FILE = "table.parquet"
-NEVER = ("name", "description", "epochs", "seeds", "seed")  # columns of their own, or no setting
+NEVER = ("name", "description", "epochs", "seeds", "seed")  # no settings, or separate columns
 # The columns besides the settings, and their types.
 RESULTS = {
     "seed": "int64",
