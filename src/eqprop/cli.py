@@ -48,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
             raise UserError(f"--threads must be 1 to {MAX_THREADS}, not {options.threads}")
-        torch.set_num_threads(options.threads or 1)  # small tensors are faster on one
+        torch.set_num_threads(options.threads or 1)  # small tensors are faster on one thread
         command: Callable[[argparse.Namespace], int] = options.command
         code = command(options)
         sys.stdout.flush()
         return code
     except (UserError, datasets.DataError, NonFinite, NotEnoughMemory) as error:
         message = str(error)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except OSError as error:
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eqprop",
         description="Train networks that settle to a steady state with local learning rules: "
-        "EP, C-EP, VF, C-VF; and hold them against BPTT and RBP.",
+        "EP, C-EP, VF and C-VF. Compare them with BPTT and RBP.",
         epilog="Start with: eqprop recipes; eqprop check c-ep-1h; "
         "eqprop train c-ep-1h --epochs 2 --seeds 2; eqprop show runs/c-ep-1h",
     )
@@ -86,52 +86,52 @@ def _parser() -> argparse.ArgumentParser:
             "--threads",
             type=int,
             metavar="N",
-            help="CPU threads (default: one per core, each with networks of its own)",
+            help="number of CPU threads (default: one per core)",
         )
         return command
 
-    add("recipes", _recipes, "List the recipes, one line each.")
+    add("recipes", _recipes, "List the recipes, one per line.")
 
     train = add(
         "train",
         _train,
-        "Train the networks of a recipe, and keep everything in a run folder.",
+        "Train the networks of a recipe, and save everything in a run folder.",
         epilog="A list in --set makes an ensemble: --set angle=0,22.5,45 --seeds 5 trains 15 "
-        "networks as one program. Ctrl-C, SIGTERM and a closed terminal save; the run says how to "
-        "resume. The folder remembers --data, and refuses to go on with other images. Exit codes: "
-        "0 done, 2 invalid input, 3 done but a member became non-finite and was frozen, "
-        "130 stopped.",
+        "networks together. Ctrl-C, SIGTERM or a closed terminal saves and stops the run, which "
+        "prints the command that resumes it. The folder stores --data; a run does not resume with "
+        "other images. Exit codes: 0 done, 2 invalid input, 3 done but a member became non-finite "
+        "and was frozen, 130 stopped.",
     )
     _recipe_arguments(train)
     _data_argument(train)
     _device_argument(train)
+    train.add_argument("--tf32", action="store_true", help="use TF32 on a GPU: faster, less exact")
     train.add_argument(
-        "--tf32", action="store_true", help="products with TF32 on a GPU: faster, less exact"
+        "--epochs", type=int, metavar="N", help="number of epochs (default: the recipe's)"
     )
-    train.add_argument("--epochs", type=int, metavar="N", help="instead of the recipe's")
     train.add_argument("--engine", choices=KINDS, default="auto", help="default: auto, the fastest")
     train.add_argument(
         "--out",
         metavar="DIR",
-        help="the run folder (default: runs/RECIPE, or runs/RECIPE-2, ... where that is taken)",
+        help="run folder (default: runs/RECIPE, or runs/RECIPE-2, ... if that exists)",
     )
-    train.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    train.add_argument("--resume", action="store_true", help="continue the run in --out")
     train.add_argument(
         "--angles-every",
         type=int,
         metavar="N",
-        help="every N minibatches, record the angle between the total update and BPTT's gradient",
+        help="record the angle between the total update and BPTT's gradient every N minibatches",
     )
 
     evaluate = add(
         "evaluate",
         _evaluate,
-        "Test the networks of a run as last saved, on the data that it was trained with.",
+        "Test the latest saved networks of a run on its own data.",
     )
     evaluate.add_argument("run", metavar="RUN", help="a run folder")
     evaluate.add_argument("--split", choices=SPLITS, default="test", help="default: test")
     evaluate.add_argument(
-        "--free-steps", type=int, metavar="T", help="relax longer or shorter than in training"
+        "--free-steps", type=int, metavar="T", help="steps of the free phase (default: as trained)"
     )
     _data_argument(evaluate)
     _device_argument(evaluate)
@@ -139,19 +139,19 @@ def _parser() -> argparse.ArgumentParser:
     show = add(
         "show",
         _show,
-        "Print and draw a run: errors (mean ± standard deviation over the networks of a setting), "
-        "confusion matrix, residuals, saturation, norms and weight angles over time; or a search: "
-        "its best trials, history, importances and contours.",
+        "Print and draw the results of a run: errors (mean ± standard deviation per setting), "
+        "confusion matrix, residuals, saturation, norms and weight angles over time. For a search: "
+        "best trials, history, importances and contours.",
     )
     show.add_argument(
         "run",
         metavar="RUN",
-        help="a run, sweep or search folder, or a table; the pictures are put there",
+        help="a run, sweep or search folder, or a table; the figures go to the same folder",
     )
     _data_argument(show)
     _device_argument(show)
 
-    compare = add("compare", _compare, "Lay runs side by side: a table and a picture.")
+    compare = add("compare", _compare, "Compare runs in a table and a figure.")
     compare.add_argument(
         "runs", nargs="+", metavar="RUN", help="run folders, sweep folders or tables (.parquet)"
     )
@@ -159,14 +159,14 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         metavar="FILE",
         default="comparison.png",
-        help="the picture (default: comparison.png)",
+        help="file of the figure (default: comparison.png)",
     )
 
     check_command = add(
         "check",
         _check,
-        "Before training: does the recipe's update follow BPTT's gradient? How far it is off, how "
-        "much of that is due to β, to η and to asymmetry, and the η at which it goes wrong.",
+        "Compare a recipe's update with BPTT's gradient before training. Print the angle between "
+        "them, the shares of β, η and asymmetry in it, and the η at which an update turns away.",
     )
     _recipe_arguments(check_command)
     _data_argument(check_command)
@@ -183,19 +183,19 @@ def _parser() -> argparse.ArgumentParser:
         "Write the explorer, one HTML page that works offline, and open it in a browser.",
     )
     explore.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run folder, whose networks come first on the page"
+        "run", nargs="?", metavar="RUN", help="a run folder; its networks come first on the page"
     )
     explore.add_argument(
         "--out", metavar="FILE", default="explorer.html", help="default: explorer.html"
     )
-    explore.add_argument("--no-open", action="store_true", help="write the page only")
+    explore.add_argument("--no-open", action="store_true", help="do not open a browser")
     paper.add(commands, CATALOGUE)
     return parser
 
 
 def _recipe_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("recipe", metavar="RECIPE", help="a name from `eqprop recipes`, or a file")
-    command.add_argument("--seeds", type=int, metavar="N", help="how many networks of each setting")
+    command.add_argument("--seeds", type=int, metavar="N", help="number of networks per setting")
     command.add_argument(
         "--set",
         action="append",
@@ -211,7 +211,7 @@ def _data_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--data",
         metavar="DIR",
-        help="folder of the data files (default: where the run looked, EQPROP_DATA, the cache, …)",
+        help="folder of the data files (default: that of the run, EQPROP_DATA, the cache, …)",
     )
 
 
@@ -308,7 +308,7 @@ def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
 
 
 def _drawn(draw: Callable[[], Path]) -> str:
-    """A picture is never worth failing a run for."""
+    """Draw the curves; return a line about them. A failure does not stop the command."""
     try:
         return f"curves: {draw()}"
     except (UserError, OSError) as error:
@@ -316,7 +316,7 @@ def _drawn(draw: Callable[[], Path]) -> str:
 
 
 def _print_settings(lines: dict[str, str], shared: str) -> None:
-    """One line per setting, then what they share; a single one has it on its own line."""
+    """Print one line per setting, then the shared text; for one setting, all on one line."""
     if len(lines) == 1:
         print(*lines.values(), shared, sep=", ")
         return
@@ -326,11 +326,11 @@ def _print_settings(lines: dict[str, str], shared: str) -> None:
 
 
 def _evaluated(options: argparse.Namespace, of: Run, **more: Any) -> Evaluation:
-    """Test a run on its own data, or on what the options say; say so where that is other data."""
+    """Test a run on the data of the options, by default its own; print a line if they differ."""
     assert of.folder is not None
     folder = RunFolder(of.folder)
     if of.net is None:
-        return runs.evaluate(of)  # which says why there is nothing to test
+        return runs.evaluate(of)  # raises an error with the reason
     data = _load_data(of.recipe, options.data or folder.data_folder())
     if (other := folder.other_data(data)) is not None:
         print(f"these are other images than the run had: those to {other} differ")
@@ -359,7 +359,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _weights(of: Run) -> str:
-    """Of which epoch the weights are, and whether the run has gone further."""
+    """Return the epoch of the weights, and whether the run has later epochs, as text."""
     done = of.summary["epochs"]
     if of.epoch >= done:
         return f"after {of.place}"
@@ -425,7 +425,7 @@ def _time_and_place(summary: dict[str, Any]) -> str:
 
 
 def _show_epochs(metrics: list[dict[str, Any]], split: str, chosen: list[int]) -> None:
-    """Errors and weight angles of some members over time."""
+    """Print errors and weight angles over time for the chosen members."""
 
     def at(record: dict[str, Any], key: str, name: str | None = None) -> torch.Tensor:
         return figures.series([record], key, name)[0, chosen]
@@ -448,7 +448,7 @@ def _last_epochs(recipe: Recipe, setting: dict[str, Any], epochs: int) -> str:
 
 
 def _milestones(epochs: int) -> set[int]:
-    """Ten epochs spread over the run, the first and the last among them."""
+    """Return at most ten epochs spread over the run, with the first and the last."""
     return {1 + round(i * (epochs - 1) / 9) for i in range(10)}
 
 
@@ -482,7 +482,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _compared(folder: RunFolder, name_split: bool) -> Iterator[tuple[str, str]]:
-    """The name of each setting of a run, with its split if asked for, and its cells."""
+    """Yield the name and the cells of each setting of a run; `name_split` adds the split."""
     summary, path = folder.summary(), printable(str(folder.path))
     epochs, recipe = summary["epochs"], folder.recipe()
     path += f" ({recipe.data.measured})" * name_split

@@ -1,4 +1,4 @@
-"""Samples to train on and to test on, from files or from what is in memory already."""
+"""Data sets: training, test and validation samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 
 class DataError(ValueError):
-    """A data set that cannot be had or used: one line that says what is wrong and what to do."""
+    """A data set is missing or invalid. The message is one line with the problem and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Normalisation:
     """x ← (x − mean) / std, with one number per channel or one for all.
 
     The channels are the first axis of an image. A flattened image holds them one after another, so
-    it is normalised alike.
+    its normalisation is the same.
 
     Args:
-        mean: what is subtracted, one number per channel. A single number is read as a tuple of one.
-        std: what it is divided by, as many numbers, each above 0.
+        mean: the mean, one number per channel. A single number is read as a tuple of one.
+        std: the standard deviation, as many numbers, each above 0.
     """
 
     mean: tuple[float, ...]
@@ -51,21 +51,21 @@ class Normalisation:
 
     @classmethod
     def of(cls, split: Split) -> Self:
-        """Mean and standard deviation of a split, per channel; over all numbers of flat images."""
+        """Return mean and standard deviation of a split per channel; of flat images, over all."""
         channels = split.image_shape[0] if len(split.image_shape) > 1 else 1
         plain = replace(split, normalisation=None)
         parts = []
         for index in torch.arange(len(split), device=split.images.device).split(500):
             x = plain.batch(index, torch.float64)[0].reshape(len(index), channels, -1)
             parts.append(torch.stack(torch.var_mean(x, dim=-1, correction=0)))
-        variances, means = torch.cat(parts, dim=1)  # of each image, [n, channels]
+        variances, means = torch.cat(parts, dim=1)  # per image, [n, channels]
         mean = means.mean(0)
         std = (variances + (means - mean) ** 2).mean(0).sqrt()
-        # Nine digits: the last ones depend on the machine, and fingerprints must not.
+        # Nine digits: later digits depend on the machine, but fingerprints must not.
         return cls(*(tuple(float(f"{v:.9g}") for v in found.tolist()) for found in (mean, std)))
 
     def __call__(self, x: Tensor, axes: int) -> Tensor:
-        """Normalise images, the last `axes` axes of x; return the same shape."""
+        """Normalise images, which are the last `axes` axes of x; return the same shape."""
         mean, std = (
             torch.tensor(numbers, dtype=x.dtype, device=x.device)[:, None]
             for numbers in (self.mean, self.std)
@@ -78,8 +78,11 @@ class Normalisation:
 class Split:
     """Images [n, *shape] and their labels [n], integers below `classes`.
 
-    Images are bytes (uint8), read as pixels / 255, or floats, read as they are; then they are
-    normalised, if there is a normalisation. Labels are kept as bytes where they fit.
+    Args:
+        images: bytes (uint8), read as pixels / 255, or floats, read unchanged.
+        labels: integers. They are stored as bytes if there are at most 256 classes.
+        classes: number of classes.
+        normalisation: applied to the values read. Default None.
     """
 
     images: Tensor
@@ -117,7 +120,7 @@ class Split:
                 f"normalisation has {len(self.normalisation.mean)} numbers, but images are "
                 f"{list(self.image_shape)}: give one per channel (the first axis), or one for all"
             )
-        if images.device.type == "meta":  # without values
+        if images.device.type == "meta":  # such tensors have no values
             return
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
@@ -135,7 +138,7 @@ class Split:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """Size and SHA-256 of the samples, as plain values: the same for every shape of images."""
+        """Size and SHA-256 of the samples, as plain values. Reshaped images have the same."""
         sha256 = hashlib.sha256()
         for tensor in (self.images, self.labels):
             sha256.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
@@ -154,23 +157,23 @@ class Split:
 
     @property
     def plain_bytes(self) -> bool:
-        """Whether images are bytes that are read as pixels / 255 and nothing else."""
+        """Whether images are bytes and x is exactly pixels / 255."""
         return self.images.dtype == torch.uint8 and self.normalisation is None
 
     def head(self, n: int) -> Self:
-        """The first n samples."""
+        """Return the first n samples."""
         if not 1 <= n <= len(self):
             raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
         return self if n == len(self) else self._with(self.images[:n], self.labels[:n])
 
     def tail(self, n: int) -> Self:
-        """The last n samples."""
+        """Return the last n samples."""
         if not 1 <= n <= len(self):
             raise DataError(f"{n} samples asked of {len(self)}: ask for 1 to {len(self)}")
         return self._with(self.images[len(self) - n :], self.labels[len(self) - n :])
 
     def shaped(self, shape: tuple[int, ...]) -> Self:
-        """The same samples as images [n, *shape], a view where the memory allows it."""
+        """Return the same samples as images [n, *shape], as a view if possible."""
         if shape == self.image_shape:
             return self
         here, there = math.prod(self.image_shape), math.prod(shape)
@@ -188,13 +191,13 @@ class Split:
         return replace(self, images=images, labels=labels)
 
     def pixels(self, index: Tensor) -> Tensor:
-        """The images at `index` [*, batch] as they are kept: [*, batch, *shape]."""
+        """Return the stored images at `index` [*, batch]: [*, batch, *shape]."""
         return self.images[index]
 
     def batch(self, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Inputs and one-hot targets of the samples at `index` [*, batch].
+        """Return inputs and one-hot targets of the samples at `index` [*, batch].
 
-        Returns x [*, batch, *shape] and y [*, batch, classes].
+        They are x [*, batch, *shape] and y [*, batch, classes], of the given dtype.
         """
         x = self.pixels(index).to(dtype)
         if self.images.dtype == torch.uint8:
@@ -207,15 +210,20 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A split to train on and one to test on, with images of one shape.
+    """Training and test samples, with images of one shape.
 
-    `validation`, if there is one, was held out of the samples to train on.
+    Args:
+        name: name of the data set.
+        train: training samples.
+        test: test samples.
+        folder: folder of the files, if the user gave it. Default None.
+        validation: samples held out of the training samples. Default None.
     """
 
     name: str
     train: Split
     test: Split
-    folder: str | None = None  # where its files lie, if that was said and not found out
+    folder: str | None = None
     validation: Split | None = None
 
     def __post_init__(self) -> None:
@@ -229,7 +237,7 @@ class Dataset:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits that there are, by their names."""
+        """The existing splits by name."""
         known = {"train": self.train, "test": self.test, "validation": self.validation}
         return {name: split for name, split in known.items() if split is not None}
 
@@ -238,7 +246,7 @@ class Dataset:
         return replace(self, **changed)
 
     def held_out(self, n: int) -> Self:
-        """The last n samples to train on become those to validate with."""
+        """Return a data set whose last n training samples are the validation samples."""
         train = self.train
         return replace(self, train=train.head(len(train) - n), validation=train.tail(n))
 
@@ -246,7 +254,7 @@ class Dataset:
         return self._each(lambda split: split.shaped(shape))
 
     def normalised(self, by: Normalisation) -> Self:
-        """All splits with the same normalisation, for example `Normalisation.of(self.train)`."""
+        """Return all splits with one normalisation, for example `Normalisation.of(self.train)`."""
         return self._each(lambda split: replace(split, normalisation=by))
 
     def to(self, device: torch.device | str) -> Self:
@@ -264,12 +272,15 @@ Samples = Split | tuple[Array, Array] | torch.utils.data.Dataset[Any]
 def dataset_of(
     given: Dataset | Samples | tuple[Samples, Samples], classes: int | None = None
 ) -> Dataset:
-    """A data set from samples in memory.
+    """Return a data set of samples in memory.
 
-    `given` is a Dataset; or a pair (train, test) of samples; or samples that serve as both. Samples
-    are a Split, a pair (x, y) of arrays or tensors, or a `torch.utils.data.Dataset` of such pairs,
-    which is read as a whole. x is [n, *shape] of uint8 (read as pixels / 255) or floats (read as
-    they are), y the classes [n]. Without `classes` there are as many as the largest label says.
+    Samples are a Split, a pair (x, y) of arrays or tensors, or a `torch.utils.data.Dataset` of such
+    pairs, which is read as a whole. x is [n, *shape] of uint8 (read as pixels / 255) or floats
+    (read unchanged), y the classes [n].
+
+    Args:
+        given: a Dataset, a pair (train, test) of samples, or samples for both.
+        classes: number of classes. Default None: the largest label + 1.
     """
     if isinstance(given, Dataset):
         return given
@@ -293,7 +304,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _parts(samples: Any) -> tuple[Tensor, Tensor, Normalisation | None]:
-    """Images [n, *shape], labels [n] and the normalisation, if there is one."""
+    """Return images [n, *shape], labels [n] and the normalisation or None."""
     if isinstance(samples, Split):
         return samples.images, samples.labels, samples.normalisation
     if isinstance(samples, torch.utils.data.Dataset):

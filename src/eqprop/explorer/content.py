@@ -1,7 +1,7 @@
-"""What a page holds: networks and digits, as JSON with packed numbers.
+"""The content of a page: networks and digits, as JSON with packed numbers.
 
 A tensor is {"type", "shape", "scale", "data"}: numbers of that type, compressed by zlib, in base64.
-Its values are scale × number in float64, on the page and in Python, so both compute with the same.
+Its values are scale × number in float64. So the page and Python use the same values.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from eqprop.timesteps import Discrete
 
 Record = dict[str, Any]  # a JSON object
 
-ACTIVATIONS = ("sigmoid", "tanh", "hard_sigmoid")  # those that the page knows
+ACTIVATIONS = ("sigmoid", "tanh", "hard_sigmoid")  # supported by the page
 INPUTS, CLASSES = 784, 10
 LARGEST = 127  # of int8
 
 
 def pack(values: Tensor, scale: float | None = None) -> Record:
-    """A tensor as it is stored. With a scale, it holds integers from −127 to 127."""
+    """Pack a tensor. With a scale, store integers from −127 to 127."""
     if scale is None:
         numbers = values.detach().cpu().numpy()
     else:
@@ -45,7 +45,7 @@ def pack(values: Tensor, scale: float | None = None) -> Record:
 
 
 def unpack(record: Record) -> Tensor:
-    """The values of a stored tensor, float64."""
+    """Return the values of a packed tensor, in float64."""
     data = zlib.decompress(base64.b64decode(record["data"]))
     little = np.dtype(record["type"]).newbyteorder("<")
     numbers = np.frombuffer(data, little).astype(np.float64)
@@ -56,15 +56,15 @@ def unpack(record: Record) -> Tensor:
 def pack_network(
     net: Network, name: str, title: str, python: str, settings: Record, *, small: bool = False
 ) -> Record:
-    """A network as a page holds it.
+    """Pack a network for a page.
 
     Args:
         net: a chain of dense layers from 784 inputs to 10 outputs, discrete time, no ensemble.
-        name: what the address of a view calls it.
-        title: what the page calls it.
-        python: the expression that gives the same network, in float64.
-        settings: what the controls are set to when a reader picks it.
-        small: store the weights in one byte each; the page then has rounded weights.
+        name: its name in the URL of a view.
+        title: its title on the page.
+        python: a Python expression for the same network, in float64.
+        settings: values of the controls when a reader picks it.
+        small: whether to round the weights to one byte each. Default False.
     """
     check_network(net)
 
@@ -84,7 +84,7 @@ def pack_network(
 
 
 def unpack_network(record: Record) -> Network:
-    """The network that a page holds, float64."""
+    """Return the network of a packed record, in float64."""
     tensors = record["tensors"]
     net = layered(
         *record["sizes"],
@@ -100,7 +100,7 @@ def unpack_network(record: Record) -> Network:
 
 
 def check_network(net: Network) -> None:
-    """Raise where the page has no such network."""
+    """Raise unless the page supports the network."""
     shared = any(synapse.shared_update for synapse in net.synapses)
     if not net.is_chain() or not isinstance(net.time, Discrete) or len(net.layers) < 2 or shared:
         raise UserError(
@@ -126,7 +126,7 @@ def check_network(net: Network) -> None:
 
 
 def pack_digits(data: Dataset, train: int, test: Sequence[int]) -> Record:
-    """Images as a page holds them: the first to train on, then some to test on, by number."""
+    """Pack digits for a page: the first `train` training images, and the test images at `test`."""
     first = data.train.head(train)
     for split in (data.train, data.test):
         fits = split.images[0].numel() == INPUTS and split.classes == CLASSES

@@ -15,7 +15,7 @@ from eqprop.seeds import generator
 
 
 def network(name: str, page: str | os.PathLike[str] | None = None) -> Network:
-    """A network that a page holds, with exactly the weights of the page, in float64.
+    """Return a network of a page, with exactly its weights, in float64.
 
     Args:
         name: its name on the page.
@@ -28,10 +28,10 @@ def network(name: str, page: str | os.PathLike[str] | None = None) -> Network:
 
 
 def untied(net: Network, angle: float = 0.0) -> Network:
-    """A layered network with the same forward weights, and backward weights of their own.
+    """Return a layered network with the same forward weights and separate backward weights.
 
-    The backward weight of a synapse is the transposed forward weight, each sign flipped with
-    probability ½(1 − cos Ψ): what `layered(..., tied=False, angle=Ψ)` does to weights it draws.
+    A backward weight is the transposed forward weight, with each sign flipped with probability
+    ½(1 − cos Ψ), as `layered(..., tied=False, angle=Ψ)` does.
 
     Args:
         net: a chain of dense layers in discrete time with tied weights, without an ensemble.

@@ -1,4 +1,4 @@
-"""The page as a file: read what it holds, and write one with the networks of a run."""
+"""The page as a file: read its content, and write one with the networks of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from eqprop.runs.run import Run, load
 from eqprop.runs.training import fitting
 
 HELD = re.compile(r'(<script type="application/json" id="content">)(.*?)(</script>)', re.DOTALL)
-MOST = 8  # networks of a run that a page takes in: each adds about 2 MB
+MOST = 8  # networks of a run on a page: each adds about 2 MB
 RULES = {"ep": "ep", "continual-ep": "c-ep", "vf": "vf", "continual-vf": "c-vf"}
 
 
 def read(page: str | os.PathLike[str] | None = None) -> Record:
-    """What a page holds: {"networks": [...], "digits": {...}}. By default the package's own."""
+    """Return the content of a page, {"networks": [...], "digits": {...}}.
+
+    `page` is an HTML file. Default None: the page of this package.
+    """
     found = HELD.search(_text(page))
     if found is None:
         raise UserError(f"{page}: this is no page of the explorer: write one with eqprop explore")
@@ -36,12 +39,12 @@ def _text(page: str | os.PathLike[str] | None) -> str:
 
 
 def write(out: str | os.PathLike[str], run: str | os.PathLike[str] | None = None) -> int:
-    """Write the page; return how many networks of the run it holds.
+    """Write the page; return the number of networks of the run on it.
 
     Args:
         out: the HTML file.
-        run: a run folder, whose networks come first on the page. Default None: the page as the
-            package has it.
+        run: a run folder. Its networks come first on the page. Default None: the page of this
+            package, unchanged.
     """
     text, added = _text(None), 0
     if run is not None:
@@ -56,12 +59,12 @@ def write(out: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
 
 
 def dumps(held: Record) -> str:
-    """JSON that can stand inside a script element."""
+    """Return JSON that is safe inside a script element."""
     return json.dumps(held, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _digits(run: Run, held: Record) -> Record:
-    """The digits of a page for a run: those that it holds, unless the run has other data."""
+    """Return the digits for a run: those of the page, unless the run has other data."""
     part = run.recipe.data
     if part.name == held["set"] and not part.normalise:
         return held
@@ -73,7 +76,7 @@ def _digits(run: Run, held: Record) -> Record:
 
 
 def run_networks(run: Run) -> list[Record]:
-    """The networks of a run as a page holds them, `MOST` at most."""
+    """Pack the networks of a run for a page, at most `MOST`."""
     if run.net is None:
         raise UserError(f"{run.folder}: the run has saved no network that is finite")
     records = []
@@ -93,7 +96,7 @@ def run_networks(run: Run) -> list[Record]:
 
 
 def settings_of(recipe: Recipe, member: int = 0) -> Record:
-    """What the controls show for a network of this recipe."""
+    """Return the values of the controls for a member of this recipe."""
     chosen, rule = recipe.members()[member], recipe.rule
     settings: Record = {"T": rule.free_steps, "order": "turn" if rule.in_turn else "sync"}
     if rule.name in RULES:

@@ -1,4 +1,4 @@
-"""Training runs: recipes, folders, and what came of them."""
+"""Training runs: recipes, run folders and results."""
 
 from eqprop.runs.evaluation import Evaluation
 from eqprop.runs.parts import Member

@@ -1,9 +1,9 @@
-"""Before training: how far is the recipe's update from the gradient, and whose fault is it?
+"""Check before training: the angle between the recipe's update and the gradient, and its causes.
 
-The angle Ψ(Δ(tot), −∇(tot)) of the paper's Fig. "ep-to-cvf", taken apart: the weights held
-still (η → 0), then β → 0, then symmetric weights, then update_slope full. What is left has a cause
-that none of these removes. And, for each synapse, the η at which the moving weights turn its update
-away.
+The angle is Ψ(Δ(tot), −∇(tot)) of the paper's Fig. "ep-to-cvf". The check removes one cause after
+another: fixed weights (η → 0), then β → 0, then symmetric weights, then update_slope full. The rest
+has a cause that none of these removes. For each synapse, the check also finds the η at which the
+moving weights turn its update away from the gradient.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from eqprop.update_slope import UpdateSlope
 SMALL_BETA = 1e-4
 TURN = 10.0  # degrees by which an update has turned when it "leaves" the gradient
 WARNING = 90.0  # the paper: tune so that updates stay within 90° of the gradient
-NOTHING = 0.05  # degrees that print as 0.0
+NOTHING = 0.05  # degrees; smaller values print as 0.0
 UNSETTLED = 1e-3 * SMALL_BETA  # a residual that changes Δ = (s_{t+1} − s_t)/β by 10⁻³ or more
 
 
 @dataclass(frozen=True)
 class Angles:
-    """Degrees between an update and BPTT's gradient: whole, and of each synapse."""
+    """Angles in degrees between an update and BPTT's gradient: of all parameters, per synapse."""
 
     whole: float
     synapses: tuple[float, ...]
@@ -45,26 +45,28 @@ class Angles:
 
 @dataclass(frozen=True)
 class Check:
+    """Result of `check`. `str` gives the text that `eqprop check` prints."""
+
     recipe: Recipe
     member: Member
     batch: int
     report: GddReport
     trained: Angles  # as in training
-    opposite: Angles | None  # the same with −β, where the sign of β is random
+    opposite: Angles | None  # the same with −β, if the sign of β is random
     still: Angles  # η → 0
     small: Angles  # and β → 0
-    symmetric: Angles  # and backward weights equal to forward ones
-    full: Angles | None  # and update_slope full, where the recipe can choose it and does not
-    leaving: tuple[float | None, ...]  # η of each synapse; None: far above; none if not continual
+    symmetric: Angles  # and backward weights equal to forward weights
+    full: Angles | None  # and update_slope full, if the recipe could choose it but does not
+    leaving: tuple[float | None, ...]  # η per synapse; None: far above. Empty if not continual
 
     @property
     def angle(self) -> float:
-        """The larger of the two signs of β."""
+        """The angle as trained, the larger of both signs of β."""
         return max(self.trained.whole, self.opposite.whole if self.opposite else 0.0)
 
     @property
     def warning(self) -> bool:
-        return not self.angle < WARNING  # also where it is not a number
+        return not self.angle < WARNING  # True for NaN, too
 
     def __str__(self) -> str:
         names = [f"synapses.{k}" for k in range(len(self.trained.synapses))]
@@ -109,7 +111,7 @@ class Check:
         return "\n".join(lines)
 
     def _parts(self) -> str:
-        """What each step of the table takes away from the angle, and the cause of the rest."""
+        """Return the share of each cause in the angle, and the cause of the rest."""
         parts = [
             f"η adds {_degrees(self.trained.whole - self.still.whole)}",
             f"β {_degrees(self.still.whole - self.small.whole)}",
@@ -131,7 +133,14 @@ def check(
     x: Tensor,
     y: Tensor,
 ) -> Check:
-    """Check one member of the recipe on one minibatch, in float64."""
+    """Check one member of the recipe on one minibatch, in float64.
+
+    Args:
+        recipe: the recipe. Its nudged_steps must not exceed free_steps.
+        member: one of its members.
+        x: inputs, [batch, *shape].
+        y: one-hot targets, [batch, classes].
+    """
     T, K = recipe.rule.free_steps, recipe.rule.nudged_steps
     if K > T:
         raise UserError(
@@ -142,7 +151,7 @@ def check(
     rule, bptt = recipe.learning_rule([member]), recipe.rule.gradient()
 
     def rates(factor: float) -> dict[str, float | Tensor] | None:
-        """The recipe's learning rates times a factor; 0 holds the weights still."""
+        """Return the recipe's learning rates times a factor; None for 0: the weights are fixed."""
         scaled = [rate * factor for rate in recipe.update.rates([member])]
         return resolve_rates(net, scaled, recipe.update.frozen) if factor else None
 
@@ -188,14 +197,14 @@ def check(
 
 
 def _has_slope(recipe: Recipe, rule: Rule) -> bool:
-    """Whether the rule's update can have a factor σ′."""
+    """Return whether the rule's update can have a factor σ′."""
     return rule.vector_field and recipe.network.discrete
 
 
 def _cause(recipe: Recipe, member: Member, residual: float) -> str:
-    """Why an update differs from the gradient with η, β → 0, symmetric weights, update_slope full.
+    """Return why an update with η, β → 0, symmetric weights and update_slope full is not exact.
 
-    After a settled free phase it does not where F = ∂Φ/∂s (Theorem 1), nor where ∂F/∂s is
+    After a settled free phase it equals the gradient if F = ∂Φ/∂s (Theorem 1) or if ∂F/∂s is
     symmetric (Theorem 2).
     """
     causes, network = [], recipe.network
@@ -226,7 +235,7 @@ def _angles(ours: Gradients, exact: Gradients) -> Angles:
 
 
 def _leaving(moved: Callable[[float], Angles], k: int) -> float | None:
-    """The factor on all learning rates at which synapse k has turned by TURN; None above 2¹⁰."""
+    """Return the factor on all learning rates that turns synapse k by TURN; None above 2¹⁰."""
 
     def turned(factor: float) -> bool:
         return moved(factor).synapses[k] >= moved(0.0).synapses[k] + TURN

@@ -1,4 +1,4 @@
-"""How the swept values of a recipe combine to settings: every one with every other, or in step."""
+"""Combinations of the swept values of a recipe into settings: a product, or a zip."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Swept = Mapping[str, Sequence[Any]]  # field -> its values, one or more
-Settings = Iterable[tuple[Any, ...]]  # one value per field each
+Swept = Mapping[str, Sequence[Any]]  # field -> its values, at least one
+Settings = Iterable[tuple[Any, ...]]  # per setting, one value per field
 
 
 class Combination(ABC):
-    """Makes settings of swept values."""
+    """Combines swept values into settings."""
 
     @abstractmethod
     def count(self, swept: Swept) -> int:
-        """How many settings there are."""
+        """Return the number of settings."""
 
     @abstractmethod
     def settings(self, swept: Swept) -> Settings:
-        """One value per field, for each setting."""
+        """Return the settings, each with one value per field."""
 
     @abstractmethod
     def check(self, swept: Swept) -> None:
-        """Raise where two settings are equal, or the lists do not fit each other."""
+        """Raise if two settings are equal, or if the lengths of the lists do not match."""
 
 
 class Product(Combination):
@@ -43,7 +43,7 @@ class Product(Combination):
 
 
 class Zip(Combination):
-    """The i-th values of all lists together; a single value is shared by all."""
+    """The i-th values of all lists together. All settings share a single value."""
 
     def count(self, swept: Swept) -> int:
         return max(map(len, swept.values()))

@@ -1,4 +1,4 @@
-"""How good an ensemble is, and how healthy: errors, residuals, saturation, norms, angles."""
+"""Evaluation of an ensemble: errors, residuals, saturation, weight norms and weight angles."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SATURATED = 0.01  # share of the activation's range next to either bound
 
 
 class NothingToTest(UserError):
-    """A run without networks, saved or living."""
+    """A run has no network to test."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a split gives after the free phase alone, one value per network."""
+    """Result of the free phase on a split, one value per network."""
 
     error: Tensor  # % [E]
     loss: Tensor  # [E]
-    residual: Tensor  # the largest of any sample [E]
+    residual: Tensor  # largest over the samples [E]
     unsettled: Tensor  # share of samples [E]
     steps: Tensor  # mean number of free steps [E]
-    saturated: dict[str, Tensor]  # layer -> share of its neurons [E]
-    confusion: Tensor  # [E, classes, classes], counts by label and answer
+    saturated: dict[str, Tensor]  # layer -> share of saturated neurons [E]
+    confusion: Tensor  # counts by label and answer [E, classes, classes]
 
     def record(self, split: str) -> dict[str, Any]:
-        """All but the confusion matrix, as plain numbers; error and loss by the split's name."""
+        """Return all but the confusion matrix as lists; `split` prefixes error and loss."""
         return {
             f"{split}_error": self.error.tolist(),
             f"{split}_loss": self.loss.tolist(),
@@ -51,9 +51,16 @@ class Evaluation:
 def measure(
     net: Network, split: Split, free_steps: int, engine: Engine | None = None
 ) -> Evaluation:
-    """Relax every sample of the split from zero, by the engine if there is one, and look.
+    """Relax every sample of a split from zero and evaluate the output.
 
-    E is the number of networks, in the row-major order of the ensemble; 1 for a single one.
+    Args:
+        net: one network, or an ensemble.
+        split: the samples, on the device of the network.
+        free_steps: maximum number of steps.
+        engine: runs the free phase. Default None: `eqprop.relax`.
+
+    Returns:
+        One value per network, [E], in row-major order of the ensemble. E is 1 for one network.
     """
     split = split.shaped(net.input.shape)
     E, classes = math.prod(net.ensemble), split.classes
@@ -95,7 +102,7 @@ def measure(
 
 @torch.no_grad()
 def weights(net: Network) -> dict[str, Any]:
-    """The norm of each parameter, and the angle between forward and backward weights."""
+    """Return the norm of each parameter, and the angles between forward and backward weights."""
     norms = {name: p.reshape(*net.ensemble, -1).norm(dim=-1) for name, p in net.named_parameters()}
     angles = {
         f"synapses.{k}": synapse.angle()

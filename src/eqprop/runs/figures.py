@@ -1,4 +1,4 @@
-"""The pictures of a run, drawn from its folder alone."""
+"""Figures of a run, drawn from its folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from eqprop.runs.recipe import UserError
 
 
 class NoMatplotlib(UserError):
-    """Nothing can be drawn here, but all else can be done."""
+    """Figures need matplotlib, which is not installed."""
 
 
 def pyplot() -> Any:
-    """`matplotlib.pyplot` without a display; raises `NoMatplotlib`."""
+    """Return `matplotlib.pyplot`, set up for no display; raise `NoMatplotlib` if it is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -33,7 +33,13 @@ def pyplot() -> Any:
 
 
 def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None) -> Tensor:
-    """One quantity over the epochs, [epochs, members], NaN where a member became non-finite."""
+    """Return one quantity over the epochs, [epochs, members], NaN for members without a value.
+
+    Args:
+        metrics: one record per epoch.
+        key: the quantity, such as "test_error".
+        name: the layer or parameter, for quantities that have several. Default None.
+    """
     rows = []
     for record in metrics:
         value = record.get(key)
@@ -44,9 +50,12 @@ def series(metrics: Sequence[dict[str, Any]], key: str, name: str | None = None)
 
 
 def _band(axis: Any, epochs: list[int], values: Tensor, colour: str, label: str, ls: str) -> None:
-    """Mean over the members as a line, ± one standard deviation as a band."""
+    """Draw the mean over the members as a line, ± one standard deviation as a band.
+
+    `values` is [epochs, members].
+    """
     spread = [Measured.of(members) for members in values.tolist()]
-    shown = f" {label}" if label.startswith("_") else label  # matplotlib hides those with a _
+    shown = f" {label}" if label.startswith("_") else label  # matplotlib hides labels with _
     axis.plot(epochs, [it.mean for it in spread], color=colour, ls=ls, lw=1.5, label=shown)
     low, high = [it.low for it in spread], [it.high for it in spread]
     axis.fill_between(epochs, low, high, color=colour, alpha=0.2, lw=0)
@@ -57,7 +66,7 @@ def _error_axis(axis: Any, label: str) -> None:
 
     axis.set(xlabel="epoch", ylabel=label)
     axis.grid(alpha=0.3)
-    if any((line.get_ydata() > 0).any() for line in axis.lines):  # a logarithm needs one
+    if any((line.get_ydata() > 0).any() for line in axis.lines):  # a log scale needs one
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
@@ -65,7 +74,7 @@ def _error_axis(axis: Any, label: str) -> None:
 
 
 def curves(folder: RunFolder) -> Path:
-    """curves.png: the errors over the epochs, in training and on the split that is measured."""
+    """Draw curves.png: train error and test or validation error over the epochs."""
     plt = pyplot()
     metrics, recipe = folder.metrics(), folder.recipe()
     if not metrics:
@@ -87,7 +96,7 @@ def curves(folder: RunFolder) -> Path:
 
 
 def health(folder: RunFolder) -> Path:
-    """health.png: residuals, unsettled samples, saturation, weight norms, weight angles."""
+    """Draw health.png: residuals, unsettled samples, saturation, weight norms, weight angles."""
     plt = pyplot()
     metrics, measured = folder.metrics(), folder.recipe().data.measured
     epochs = [record["epoch"] for record in metrics]
@@ -118,7 +127,7 @@ def health(folder: RunFolder) -> Path:
 
 
 def confusion(folder: RunFolder, table: Tensor) -> Path:
-    """confusion.png from counts [classes, classes], by label and answer."""
+    """Draw confusion.png. `table` has counts by label and answer, [classes, classes]."""
     plt = pyplot()
     share = 100 * table.double() / table.sum(-1, keepdim=True).clamp(min=1)
     classes = len(table)
@@ -137,7 +146,7 @@ def confusion(folder: RunFolder, table: Tensor) -> Path:
 
 
 def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
-    """Test or validation error over the epochs, one line per setting of each run."""
+    """Draw test or validation error over the epochs, one line per setting of each run."""
     plt = pyplot()
     if not any(folder.metrics() for folder in folders):
         raise UserError("no run has a complete epoch yet, so there is nothing to draw")
@@ -158,7 +167,7 @@ def comparison(folders: Sequence[RunFolder], file: Path) -> Path:
 
 
 def _legend(axis: Any, **more: Any) -> None:
-    """With names as they are: a $ begins no formula."""
+    """Draw a legend. A $ in a name starts no formula."""
     for text in axis.legend(frameon=False, **more).get_texts():
         text.set_parse_math(False)
 
@@ -170,7 +179,7 @@ def _keep(plt: Any, figure: Any, folder: RunFolder, name: str) -> Path:
 
 
 def save(plt: Any, figure: Any, file: Path, target: Path | io.BytesIO) -> Path:
-    """Write a figure to the target and close it. Errors name the file, which is returned."""
+    """Write a figure to `target` and close it; return `file`, which errors name."""
     try:
         figure.savefig(target, dpi=120)
     except ValueError as error:  # a file type that matplotlib does not know

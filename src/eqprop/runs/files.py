@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, through no link, and JSON that may be damaged."""
+"""Atomic writes that follow no symbolic link, and JSON that may be damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eqprop.runs.recipe import UserError
 
 
 def parse_json(text: bytes) -> Any:
-    """JSON, or None if it is none."""
+    """Parse JSON; return None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -32,7 +32,10 @@ def link_error(file: Path) -> str:
 
 
 def write(file: Path, content: bytes, flags: int) -> None:
-    """Write to the disk, through no link; a failure names the file, which a full disk does not."""
+    """Write to a file and flush it to the disk. Follow no symbolic link; name the file in errors.
+
+    `flags` are further flags of `os.open`.
+    """
     try:
         access = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags
         with open(os.open(file, access, 0o666), "wb") as handle:
@@ -46,7 +49,7 @@ def write(file: Path, content: bytes, flags: int) -> None:
 
 
 def write_beside(file: Path, content: bytes) -> Path:
-    """Write what is to replace a file, or leave nothing."""
+    """Write the content to FILE.new and return its path. If that fails, remove FILE.new."""
     new = file.with_name(f"{file.name}.new")
     try:
         write(new, content, os.O_TRUNC)
@@ -57,7 +60,7 @@ def write_beside(file: Path, content: bytes) -> Path:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     new = write_beside(file, content)
     try:
         os.replace(new, file)

@@ -1,23 +1,22 @@
-"""The folder of a run. This module alone writes and reads its files.
+"""The run folder. Only this module reads and writes its files.
 
-    recipe.toml      the resolved recipe; `eqprop train recipe.toml --out . --resume` goes on
-    run.json         the data (shapes, SHA-256, where it lies), and one entry per session: when,
-                     engine, machine, versions, commit, seconds of the run up to its end
+    recipe.toml      the resolved recipe; `eqprop train recipe.toml --out . --resume` continues
+    run.json         the data (shapes, SHA-256, folder), and one entry per session: start, engine,
+                     machine, versions, commit, seconds of the run up to its end
     metrics.jsonl    one line per epoch
     angles.jsonl     on request: the angle to BPTT during training
     checkpoints/     last.ckpt and previous.ckpt
     summary.json     derived from the files above when the run is complete; never read
     *.png, tensorboard/
 
-Each line of a log ends with a hash of itself and of the hash before it. The first goes back to
-the recipe and the data. A checkpoint carries its epoch and the hash of the metrics up to there.
-So files that do not belong together, or were edited, are found out, and from which epoch on.
+Each line of a log ends with a hash of itself and of the hash before it. The first hash depends on
+the recipe and the data. A checkpoint holds its epoch and the hash of the metrics up to that epoch.
+These hashes show files that were edited or do not belong together, and the first epoch concerned.
 
-A checkpoint is one JSON line with the SHA-256 of what follows, then tensors as `torch.save`
-writes them; it is read with `weights_only=True`.
+A checkpoint is one JSON line with the SHA-256 of the rest, then tensors written by `torch.save` and
+read with `weights_only=True`.
 
-A folder without run.json was written before there were hashes. It is read unverified, and cannot
-be resumed.
+A folder without run.json is older than the hashes. It can be read unverified, but not resumed.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ from eqprop.splits import Dataset
 
 FORMAT = 1  # of run.json
 CHECKPOINT_FORMATS = (1, 2)  # 1 had no hash of the metrics
-TABLES = ("saturated", "weight_norm", "weight_angle")  # of the metrics: a list for each name
+TABLES = ("saturated", "weight_norm", "weight_angle")  # metrics with one list per name
 NUMBER, ERROR = int | float, int | float | None
 NON_FINITE = [{"member": int, "epoch": int, "place": str}]
-LEFT = {"frozen": NON_FINITE, "pruned": [int]}  # of the metrics: who left, if anyone did
+LEFT = {"frozen": NON_FINITE, "pruned": [int]}  # metrics: members that left
 FACTS = {"wall_seconds": NUMBER, "machine": {"processor": str}}
 SPLIT = {"images": [int], "sha256": str}
 RUN = {
@@ -68,29 +67,29 @@ CHECKPOINT = {
     "loss": Tensor,
     "parameters": dict,
 }
-LOGS = {"log": str, "angles_log": str}  # hashes, of a checkpoint in a folder that has them
+LOGS = {"log": str, "angles_log": str}  # hashes in a checkpoint of a verified folder
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run as it was saved."""
+    """The saved state of a run."""
 
     file: Path
-    epoch: int  # complete ones
-    minibatch: int  # of the epoch under way
+    epoch: int  # number of complete epochs
+    minibatch: int  # number of complete minibatches of the current epoch
     seconds: float
-    living: list[int]  # the members that are finite and were not pruned
+    living: list[int]  # the members that are finite and not pruned
     non_finite: list[dict[str, Any]]
-    wrong: Tensor  # of the epoch under way, [members]
-    loss: Tensor
-    net: Network | None  # of the living
-    update: dict[str, Any]  # what their update remembers
-    log: str | None  # hash of the metrics so far, and of the angles
-    angles_log: str | None
+    wrong: Tensor  # misclassified samples of the current epoch, [members]
+    loss: Tensor  # sum of the costs of the current epoch, [members]
+    net: Network | None  # networks of the living
+    update: dict[str, Any]  # state of their update, such as momentum
+    log: str | None  # hash of the metrics so far
+    angles_log: str | None  # hash of the angles so far
 
 
 class RunFolder:
-    """What lies in the folder of a run, verified where it is read."""
+    """Reads the folder of a run and verifies what it reads."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -113,19 +112,19 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, with everything saved."""
+        """Whether the run is complete and everything is saved."""
         return (self.path / "summary.json").is_file()
 
     @property
     def verified(self) -> bool:
-        """Whether the folder has the hashes that its files are checked with."""
+        """Whether the folder has hashes to verify its files with."""
         return (self.path / "run.json").exists()
 
     def recipe(self) -> Recipe:
         return recipes.load(str(self.recipe_file))
 
     def origin(self) -> dict[str, Any] | None:
-        """What run.json holds; None where there is none."""
+        """Return the content of run.json; None if there is none."""
         file = self.path / "run.json"
         if not self.verified:
             return None
@@ -139,13 +138,13 @@ class RunFolder:
         return dict(origin)
 
     def data_folder(self) -> str | None:
-        """Where the run was told to look for its data."""
+        """Return the data folder that the user gave; None if unknown."""
         origin = self.origin()
         folder: str | None = origin["data"]["folder"] if origin else None
         return folder
 
     def other_data(self, data: Dataset) -> str | None:
-        """Which split is not the one that the run has used; None if both are, or nobody knows."""
+        """Return the first split that differs from the run's; None if none does or unknown."""
         origin = self.origin()
         if origin is None:
             return None
@@ -153,7 +152,7 @@ class RunFolder:
         return next((name for name, it in data.fingerprint.items() if known.get(name) != it), None)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per epoch."""
+        """Return one record per epoch."""
         log = self._metrics()
         if not log.whole:
             raise UserError(
@@ -163,14 +162,14 @@ class RunFolder:
         return log.records
 
     def glimpse(self) -> dict[str, Any] | None:
-        """The latest epoch of a run that goes on, unverified; None before the first."""
+        """Return the latest epoch of a run in progress, unverified; None before the first."""
         file = self.path / "metrics.jsonl"
         lines = file.read_bytes().splitlines() if file.is_file() else []
         record = parse_json(lines[-1]) if lines else None
         return record if _fits(record, {"epoch": int, "train_error": [ERROR]}) else None
 
     def summary(self) -> dict[str, Any]:
-        """Errors, derived from recipe and metrics, and the facts of the latest session."""
+        """Return the errors, from recipe and metrics, and the facts of the latest session."""
         summary = summarise(self.recipe(), self.metrics())
         origin = self.origin()
         if origin is not None:
@@ -179,7 +178,7 @@ class RunFolder:
         return {**summary, **self._earlier_facts()}
 
     def _earlier_facts(self) -> dict[str, Any]:
-        """Those that summary.json alone held before there was run.json."""
+        """Return the facts in summary.json, for folders older than run.json."""
         file = self.path / "summary.json"
         if not file.is_file():
             return {}
@@ -190,8 +189,8 @@ class RunFolder:
         return {key: found[key] for key in keys if key in found}
 
     def checkpoint(self) -> Checkpoint | None:
-        """The latest checkpoint; None if the run has none yet."""
-        # last.ckpt alone is missing if the machine stopped between two renames.
+        """Return the latest checkpoint; None if the run has none yet."""
+        # Only last.ckpt is missing if the machine stopped between two renames.
         for name in ("last.ckpt", "previous.ckpt"):
             if (self.checkpoints / name).is_file():
                 saved = self._checkpoint(self.checkpoints / name)
@@ -200,7 +199,7 @@ class RunFolder:
         return None
 
     def check(self, recipe: Recipe, resume: bool) -> None:
-        """Refuse a folder that this recipe must not be run in. Touches nothing."""
+        """Raise if this recipe must not run in the folder. Change nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file: choose another --out")
         if self.begun:
@@ -236,7 +235,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self, recipe: Recipe, data: Dataset, resume: bool) -> Iterator[RunWriter]:
-        """Hold the folder and write to it; another process that wants to is refused."""
+        """Lock the folder and yield its writer; raise if another process holds it."""
         with self._held():
             self.check(recipe, resume)
             yield RunWriter(self, recipe, data, resume)
@@ -259,7 +258,7 @@ class RunFolder:
         return Log(self.path / "metrics.jsonl", root, fits)
 
     def _remedy(self, log: Log) -> str:
-        """What can be done about metrics that are intact only up to some epoch."""
+        """Return the remedy for metrics that are intact only up to some epoch."""
         intact, resume = len(log.records), "resume the run to train them again"
         if self.verified:
             last, previous = map(self._saved_epoch, ("last.ckpt", "previous.ckpt"))
@@ -278,7 +277,7 @@ class RunFolder:
             return None
 
     def _check_log(self, saved: Checkpoint) -> None:
-        """Refuse a checkpoint whose epochs are not those of the metrics."""
+        """Raise if a checkpoint does not match the metrics."""
         log = self._metrics()
         if saved.epoch > len(log.records):
             raise UserError(
@@ -305,7 +304,7 @@ class RunFolder:
         damaged = UserError(f"{file}: not a checkpoint of this run, in spite of its hash: {remedy}")
         try:
             content = torch.load(io.BytesIO(body), "cpu", weights_only=True)
-        except Exception:  # of many kinds, from a body that only pretends
+        except Exception:  # an invalid body raises errors of many types
             raise damaged from None
         shape = CHECKPOINT | (LOGS if self.verified else {})
         if not _fits(content, shape) or not _fits(content.get("update", {}), dict):
@@ -342,14 +341,14 @@ class RunFolder:
             wrong=content["wrong"].double(),
             loss=content["loss"].double(),
             net=net,
-            update=content.get("update", {}),  # plain descent remembers nothing
+            update=content.get("update", {}),  # plain descent has no state
             log=content.get("log"),
             angles_log=content.get("angles_log"),
         )
 
 
 class RunWriter:
-    """The one process that writes to the folder, from the start of a run or where it was saved."""
+    """Writes to the folder, from the start of a run or from its checkpoint, under the lock."""
 
     def __init__(self, folder: RunFolder, recipe: Recipe, data: Dataset, resume: bool) -> None:
         self.folder, self.recipe = folder, recipe
@@ -379,7 +378,7 @@ class RunWriter:
             )
 
     def _check_progress(self) -> int:
-        """Refuse to go back in the logs, or to where they do not lead. Returns the angles kept."""
+        """Raise if the run cannot continue from its checkpoint; return how many angles to keep."""
         path, saved = self.folder.path, self.saved
         if saved is None and (self._metrics.lines > 1 or (path / "summary.json").exists()):
             raise UserError(f"{path}: has no checkpoint to go on from: choose another --out")
@@ -402,7 +401,10 @@ class RunWriter:
         return kept
 
     def start(self, session: dict[str, Any]) -> list[dict[str, Any]]:
-        """Go back to what was saved. `session` says what runs now. Returns the metrics so far."""
+        """Cut the logs back to the checkpoint; return the metrics so far.
+
+        `session` holds the facts of the session that starts now.
+        """
         path = self.folder.path
         self._session = session
         for left_over in (*path.glob("*.new"), *self.folder.checkpoints.glob("*.new")):
@@ -411,7 +413,7 @@ class RunWriter:
         self._metrics.keep(self.saved.epoch if self.saved else 0)
         self._angles.keep(self._angles_kept)
         write_whole(path / "run.json", as_json(self._origin))
-        write_whole(self.folder.recipe_file, self.recipe.to_toml().encode())  # now it is a run
+        write_whole(self.folder.recipe_file, self.recipe.to_toml().encode())  # last: marks a run
         return list(self._metrics.records)
 
     def append(self, record: dict[str, Any]) -> None:
@@ -421,7 +423,7 @@ class RunWriter:
         self._angles.append(record)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint, and what time the run has taken so far."""
+        """Write a checkpoint, and the duration of the run so far."""
         checkpoints, buffer = self.folder.checkpoints, io.BytesIO()
         checkpoints.mkdir(exist_ok=True)
         logs = {"log": self._metrics.head, "angles_log": self._angles.head}
@@ -443,14 +445,18 @@ class RunWriter:
 
 
 def _root(recipe: Recipe, data: dict[str, Any]) -> str:
-    """What the first line of a log goes back to: all that determines the numbers."""
+    """Return the hash before the first line of a log: of all that determines the numbers."""
     splits = [data[name] for name in ("train", "test", "validation") if name in data]
     told = [recipe.determining(), *splits]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    """Whether a value has the type of a shape; a dict, its keys; a list, items of its one."""
+    """Return whether a value has the types of a shape.
+
+    A shape is a type, a dict of required keys and their shapes, or a list of one shape for all
+    items.
+    """
     if isinstance(shape, dict):
         return isinstance(value, dict) and all(
             key in value and _fits(value[key], inner) for key, inner in shape.items()
@@ -461,7 +467,7 @@ def _fits(value: Any, shape: Any) -> bool:
 
 
 def _is_epoch(record: Any, members: int) -> bool:
-    """Whether a line of the metrics has its epoch and, of each quantity, one value per member."""
+    """Return whether a line of the metrics has an epoch and one value per member and quantity."""
     if not _fits(record, {"epoch": int, "train_error": [ERROR]}):
         return False
     for key, value in record.items():
@@ -475,5 +481,5 @@ def _is_epoch(record: Any, members: int) -> bool:
 
 
 def _is_left_over(file: Path) -> bool:
-    """Whether a run that was killed before it had begun may have left this file."""
+    """Return whether a run that was killed at its start may have left this file."""
     return file.name in (".lock", "run.json") or file.name.endswith(".new")

@@ -1,4 +1,4 @@
-"""One process at a time works in a folder."""
+"""A lock on a folder, for one process at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ class InUse(UserError):
 
 @contextmanager
 def held(path: Path, work: str) -> Iterator[None]:
-    """Lock the folder and a file in it: a file can be deleted, and some network file systems
-    cannot lock a folder. A process that dies lets go.
+    """Lock a folder while the body runs; raise `InUse` if another process holds the lock.
 
-    `work` tells a process that is refused what the other one does: "training in this folder".
+    It locks the folder and a file in it: the file can be deleted, and some network file systems
+    cannot lock a folder. The lock ends with the process.
+
+    Args:
+        path: the folder. It is created if it does not exist.
+        work: what the holder does, for the error message: "training in this folder".
     """
     try:
         import fcntl

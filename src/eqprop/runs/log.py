@@ -1,4 +1,4 @@
-"""Lines of JSON that are chained to each other by hashes."""
+"""A log: lines of JSON, chained by hashes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from typing import Any
 
 from eqprop.runs.files import parse_json, write, write_whole
 
-HASH = b', "hash": "'  # begins the end of a line, after all else that it holds
+HASH = b', "hash": "'  # the hash is the last item of a line
 
 
 class Log:
-    """Lines of JSON. With a root, each ends with a hash of itself and of the hash before it.
+    """Lines of JSON. Each ends with a hash of itself and of the hash before it.
 
-    `records` are those up to the first line that does not fit, without their hashes.
+    `records` holds the records up to the first invalid line, without their hashes.
+
+    Args:
+        file: the file. It may not exist yet.
+        root: the hash before the first line. None: do not verify the hashes.
+        fits: given a record and its line number from 1, returns whether the record is valid.
     """
 
     def __init__(
@@ -47,11 +52,11 @@ class Log:
         return self._hashes[-1]
 
     def after(self, hash: str) -> int | None:
-        """How many records there were when the head was this hash; None if it never was."""
+        """Return the number of records when the head was this hash; None if it never was."""
         return self._hashes.index(hash) if hash in self._hashes else None
 
     def keep(self, number: int) -> None:
-        """Keep so many records, and drop every line after them."""
+        """Keep the first `number` records and drop every later line."""
         if self.lines:
             lines = self.file.read_bytes().splitlines()[:number]
             write_whole(self.file, b"".join(line + b"\n" for line in lines))

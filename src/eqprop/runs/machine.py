@@ -1,4 +1,4 @@
-"""Where a number was made: machine, versions, commit."""
+"""Machine, versions and commit of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import torch
 
 
 def describe(device: str, threads: int | None = None) -> dict[str, object]:
-    """`threads`: those of an engine that has its own; by default PyTorch's."""
+    """Return machine, versions and commit as plain values.
+
+    Args:
+        device: "cpu" or "cuda".
+        threads: number of threads of the engine. Default None: PyTorch's.
+    """
     import eqprop
 
     machine: dict[str, object] = {
@@ -46,8 +51,9 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """What the environment variable EQPROP_COMMIT says, for a copy of the sources; or their commit,
-    with "+changes" if they differ from it; or None.
+    """Return the commit of the sources, with "+changes" if they differ from it; None if unknown.
+
+    The environment variable EQPROP_COMMIT replaces it, for a copy of the sources without git.
     """
     if told := os.environ.get("EQPROP_COMMIT"):
         return told

@@ -1,4 +1,4 @@
-"""The parts of a recipe: one small table each, which builds the object that it describes."""
+"""The parts of a recipe: each is a small table that builds the object it describes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Swept = float | Annotated[tuple[float, ...], Meta(min_length=1)]  # one value, o
 
 @dataclass(frozen=True)
 class Member:
-    """What may differ between the networks that one run trains as an ensemble."""
+    """The values that may differ between the networks of one ensemble."""
 
     seed: int
     beta: float | None
@@ -70,9 +70,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"{field} {value!r} is unknown: choose one of {', '.join(choices)}")
 
     def refuse(self, field: str, unused: Mapping[str, Collection[str]]) -> None:
-        """Raise where other fields are set that the chosen value of `field` has no use for.
+        """Raise if fields are set that the chosen value of `field` does not use.
 
-        `unused` names those fields for each value.
+        `unused` maps each value of `field` to the fields that it does not use.
         """
         chosen = getattr(self, field)
         default = {it.name: it.default for it in msgspec.structs.fields(self)}
@@ -88,7 +88,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A convolutional layer with `conv` channels, and the synapses that lead to it."""
+    """A convolutional layer with `conv` channels, and its incoming synapses."""
 
     conv: Positive
     kernel: Positive
@@ -99,7 +99,14 @@ class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     def join(
         self, pre: str, post: str, shape: Shape, how: dict[str, Any]
     ) -> tuple[Synapses, Shape]:
-        """The synapses from a layer of this shape, and the shape of the layer after."""
+        """Return the synapses from layer `pre` to layer `post`, and the shape of `post`.
+
+        Args:
+            pre: name of the layer before.
+            post: name of this layer.
+            shape: shape of `pre`, (channels, height, width).
+            how: further arguments of the synapses.
+        """
         if len(shape) != 3:
             raise ValueError(
                 f"layers: a convolution needs (channels, height, width) before it, not {shape}: "
@@ -111,9 +118,10 @@ class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """Layers from input to output. A number is a dense layer; without `input` the first is x.
+    """Layers from input to output. A number is a dense layer. Without `input`, the first number is
+    the number of inputs.
 
-    The last number is what the network answers with: a layer of neurons, or with cross-entropy a
+    The last number is the number of classes. It is a layer of neurons, or with cross-entropy a
     softmax outside the dynamics.
     """
 
@@ -135,7 +143,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         self.require("activation", ACTIVATIONS)
         self.require("init", INITS)
         self.require("readout", READOUTS)
-        RealTime(self.dt, self.slope)  # which checks both
+        RealTime(self.dt, self.slope)  # checks both
         self.refuse("time", {"discrete": ("dt", "slope"), "real-time": ()})
         if self.input is None and not isinstance(self.layers[0], int):
             raise ValueError("layers must start with a number, or input = [1, 28, 28] give a shape")
@@ -157,7 +165,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
 
     @property
     def softmax(self) -> bool:
-        """Whether the network answers by a softmax outside the dynamics."""
+        """Whether the output is a softmax outside the dynamics."""
         return self.readout == "cross-entropy"
 
     @property
@@ -166,7 +174,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
 
     @property
     def after_input(self) -> tuple[int | ConvPart, ...]:
-        """The layers that something leads to: as many as there are learning rates."""
+        """The layers after the input, one per learning rate."""
         return self.layers if self.input else self.layers[1:]
 
     @property
@@ -180,7 +188,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many parameters one network has."""
+        """Number of parameters per network."""
         layers, synapses = self._chain((0.0,))
         shapes = [self.input_shape, *(layer.shape for layer in layers)]
         ends = zip(synapses, pairwise(shapes), strict=True)
@@ -189,7 +197,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
 
     @property
     def smallest(self) -> NetworkPart:
-        """The same with two neurons or channels per layer: what fits it fits the whole."""
+        """The same with at most two neurons or channels per layer. If it is valid, so is this."""
         layers = tuple(
             min(it, 2) if isinstance(it, int) else msgspec.structs.replace(it, conv=min(it.conv, 2))
             for it in self.layers
@@ -198,7 +206,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, layers=layers, input=first)
 
     def _chain(self, angles: Sequence[float]) -> tuple[list[Layer], list[Synapses]]:
-        """The layers of neurons, and the synapses that lead to each."""
+        """Return the layers of neurons, and the incoming synapses of each."""
         inner = self.after_input[: len(self.after_input) - self.softmax]
         hidden = len(inner) - (not self.softmax)
         names = ["hidden"] if hidden == 1 else [f"hidden{i + 1}" for i in range(hidden)]
@@ -221,7 +229,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         return layers, synapses
 
     def build(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
-        """The members as one ensemble [E]."""
+        """Return the networks of these members as one ensemble [E]."""
         layers, synapses = self._chain([member.angle for member in members])
         sigma = ACTIVATIONS[self.activation]
         time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)
@@ -239,7 +247,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
 
 
 class RulePart(Part, frozen=True, kw_only=True):
-    """A learning rule. K is `nudged_steps`, for bptt and rbp the steps backward."""
+    """A learning rule. `nudged_steps` is K; for bptt and rbp, the number of backward steps."""
 
     name: str
     free_steps: int
@@ -276,12 +284,12 @@ class RulePart(Part, frozen=True, kw_only=True):
         return rule
 
     def gradient(self) -> BPTT:
-        """BPTT over the same T and K: what the rule is held against."""
+        """Return BPTT with the same T and K, to compare the rule with."""
         return BPTT(free_steps=self.free_steps, backward_steps=self.nudged_steps)
 
 
 class NudgingPart(Part, frozen=True, kw_only=True):
-    """How the second phase is nudged. `points` is N of holomorphic nudging."""
+    """Nudging of the second phase. `points` is N of holomorphic nudging."""
 
     kind: str = "one-sided"
     beta: Swept
@@ -302,7 +310,7 @@ class NudgingPart(Part, frozen=True, kw_only=True):
 
 
 class UpdatePart(Part, frozen=True, kw_only=True):
-    """How parameters move: learning rates input → output, one list, or one per setting."""
+    """Update of the parameters. Learning rates input → output: one list, or one per setting."""
 
     learning_rates: Annotated[tuple[float | tuple[float, ...], ...], Meta(min_length=1)]
     momentum: float = 0.0
@@ -316,7 +324,7 @@ class UpdatePart(Part, frozen=True, kw_only=True):
             self.require("schedule", SCHEDULES)
         if len({isinstance(it, tuple) for it in self.learning_rates}) > 1:
             raise ValueError("learning_rates must be a list of numbers, or of lists, not of both")
-        self.build(epochs=1)  # which checks the rest
+        self.build(epochs=1)  # checks the rest
 
     @property
     def settings(self) -> tuple[tuple[float, ...], ...]:
@@ -325,22 +333,23 @@ class UpdatePart(Part, frozen=True, kw_only=True):
         return lists or (tuple(it for it in self.learning_rates if isinstance(it, float)),)
 
     def build(self, epochs: int) -> Update:
-        """The update of a run that long, for which a schedule is made."""
+        """Return the update of a run. `epochs` is the length of its schedule."""
         cosine = None if self.schedule is None else partial(CosineAnnealingLR, T_max=epochs)
         return SGD(self.momentum, self.weight_decay, self.nesterov, cosine)
 
     def rates(self, members: Sequence[Member]) -> list[torch.Tensor]:
-        """The learning rate of each synapse, [E]."""
+        """Return the learning rates, one tensor [E] per synapse."""
         table = [member.learning_rates for member in members]
         return list(torch.tensor(table, dtype=torch.float64).unbind(-1))
 
 
 class DataPart(Part, frozen=True, kw_only=True):
-    """Which set, how many of its first samples, and what is done to its images: `normalise` per
-    channel; to train on them, `shift` by up to so many pixels at random, and `flip` half of them.
+    """A data set and its preparation.
 
-    `validation` holds so many of the last samples to train on out of training. Then each epoch is
-    measured on them, and not on the test set.
+    `train_samples` and `test_samples` choose the first samples. `normalise` works per channel.
+    `shift` and `flip` augment the training images: random shifts by up to `shift` pixels, and
+    mirror images with probability 1/2. `validation` is the number of training samples to hold out,
+    from the end. Each epoch is then measured on them instead of the test set.
     """
 
     name: str = "mnist"
@@ -357,11 +366,11 @@ class DataPart(Part, frozen=True, kw_only=True):
 
     @property
     def measured(self) -> str:
-        """The split that each epoch is measured on."""
+        """Name of the split on which each epoch is measured."""
         return "validation" if self.validation else "test"
 
     def choose(self, data: Dataset) -> Dataset:
-        """The samples that are asked for. What is held out or normalised already stays as it is."""
+        """Return the chosen samples. Splits already held out or normalised do not change."""
         if data.validation is not None and self.validation is not None:
             if len(data.validation) == self.validation:
                 return data
@@ -389,5 +398,5 @@ class DataPart(Part, frozen=True, kw_only=True):
 
 
 def _fields(kind: Any) -> set[str]:
-    """What an object of this dataclass is made of."""
+    """Return the names of the fields of a dataclass."""
     return {field.name for field in fields(kind)}

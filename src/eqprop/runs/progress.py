@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on."""
+"""Progress of a run: a bar, one line per epoch, TensorBoard logs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from eqprop.runs.training import Watcher
 
 
 class Progress(Watcher):
-    """A bar and one line per epoch on a terminal.
+    """Shows a bar and one line per epoch on a terminal.
 
-    With a folder, also elsewhere one line per epoch, and TensorBoard logs if it is installed.
+    With a folder, it prints one line per epoch elsewhere, too, and writes TensorBoard logs if
+    TensorBoard is installed.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Progress(Watcher):
 
     @contextmanager
     def _logging(self) -> Iterator[Any]:
-        """A log is never worth failing a run for."""
+        """Yield the log. A log that cannot be written does not stop the run."""
         try:
             yield self._log
         except OSError as error:
@@ -104,12 +105,12 @@ def say(line: str, file: TextIO) -> None:
     try:
         tqdm.write(line, file=file)
         file.flush()
-    except OSError:  # nobody reads any more: no reason to stop
+    except OSError:  # the reader has gone: do not stop the run
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def printable(text: str) -> str:
-    """Text on one line and without the escape sequences that a terminal would obey."""
+    """Return the text on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -133,7 +134,7 @@ def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03."""
+    """Return a duration as hours, minutes and seconds: 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Recipes: a training run as one small TOML file, with a table for each of its parts."""
+"""Recipes: a training run as one small TOML file, with one table per part."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from eqprop.runs.parts import (
 
 
 class UserError(ValueError):
-    """Something only the user can mend: one line that names the field and the remedy."""
+    """Invalid input. The message is one line that names the field and the remedy."""
 
 
 class Recipe(Part, frozen=True, kw_only=True):
     """Everything that determines the numbers of a run. Layers and rates go input → output.
 
-    β, angle and learning rates may be lists (of lists): each value makes members. `combine` says
-    which values go together.
+    β and the angle may be lists, and learning rates a list of lists. Each value then has its own
+    members. `combine` says how the values combine.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Recipe(Part, frozen=True, kw_only=True):
 
     @property
     def folder_name(self) -> str:
-        """The name, without what a folder should not be called."""
+        """The name, with special characters replaced by "-"."""
         return re.sub(r"[^\w.-]", "-", self.name)
 
     @property
     def swept(self) -> dict[str, tuple[Any, ...]]:
-        """The values of each field that may differ between members, the slowest first."""
+        """The values of each field that may differ between members. The last varies fastest."""
         return {
             "learning_rates": self.update.settings,
             "beta": _each(self.nudging.beta if self.nudging else None),
@@ -73,7 +73,7 @@ class Recipe(Part, frozen=True, kw_only=True):
         }
 
     def members(self) -> tuple[Member, ...]:
-        """Every setting, the swept values combined, with every seed, seeds fastest."""
+        """Return every setting with every seed. The seed varies fastest."""
         count = COMBINATIONS[self.combine].count(self.swept) * self.seeds
         size = self.network.size
         memory.require(4 * size * count, f"{count} networks of {size} parameters each")
@@ -87,7 +87,10 @@ class Recipe(Part, frozen=True, kw_only=True):
         return self.rule.build(self.nudging.build(members) if self.nudging else None)
 
     def settings(self) -> dict[str, list[int]]:
-        """The members that differ in their seed alone, by what tells them from the others."""
+        """Return the members of each setting, by a label of the values that vary: "β = 0.2".
+
+        The members of one setting differ only in their seed.
+        """
         written = [
             (
                 f"β = {member.beta}",
@@ -103,7 +106,7 @@ class Recipe(Part, frozen=True, kw_only=True):
         return groups
 
     def values(self) -> dict[str, Any]:
-        """The fields that are set as plain values, by their table and name: "rule.free_steps"."""
+        """Return the fields that are set as plain values, by path: "rule.free_steps"."""
         found = {}
         for key, value in msgspec.to_builtins(self).items():
             for path, inner in _inner(key, value):
@@ -122,14 +125,14 @@ class Recipe(Part, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def differences(self, other: Recipe) -> list[str]:
-        """The fields in which two recipes differ, but for those that do not change the numbers."""
+        """Return the fields that differ and change the numbers."""
         mine, theirs = self._numbers(), other._numbers()
         return [path for path in FIELDS if mine.get(path) != theirs.get(path)]
 
     def determining(self) -> dict[str, Any]:
-        """The fields that change the numbers, but for those that have their default.
+        """Return the fields that change the numbers and are not the default, by their flat names.
 
-        By their flat names: the hashes of run folders go back to these.
+        The hashes of run folders start from these.
         """
         found = {SHORT[path]: value for path, value in self._numbers().items()}
         if found.get("nudging") == "random-sign":
@@ -138,9 +141,9 @@ class Recipe(Part, frozen=True, kw_only=True):
         return found
 
     def _numbers(self) -> dict[str, Any]:
-        """The values that change the numbers of an epoch and are not the default."""
+        """Return the values that change the numbers of an epoch and are not the default."""
         free = ["name", "description"]
-        free += ["epochs"] * (self.update.schedule is None)  # a schedule is made for its length
+        free += ["epochs"] * (self.update.schedule is None)  # a schedule depends on the length
         return {
             path: value
             for path, value in self.values().items()
@@ -148,7 +151,7 @@ class Recipe(Part, frozen=True, kw_only=True):
         }
 
 
-# The fields that may be lists, and so differ between the networks of one ensemble.
+# The fields that may be lists, with one value per setting.
 OF_MEMBERS = ("update.learning_rates", "nudging.beta", "network.angle")
 _TOP: dict[str, type[Part]] = {"": Recipe}
 TABLES: dict[str, type[Part]] = {
@@ -166,14 +169,14 @@ _INFO = {
 }
 FIELDS = {path: field.type for path, field in _INFO.items()}
 DEFAULTS = {path: field.default for path, field in _INFO.items()}
-# The flat name of each field, which old files and the command line may use.
+# The flat name of each field, for old files and the command line.
 SHORT = {path: path.rpartition(".")[2] for path in FIELDS}
 SHORT |= {"rule.name": "rule", "data.name": "data", "nudging.kind": "nudging"}
 PATHS = {short: path for path, short in SHORT.items()}
 
 
 def _inner(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The fields of a table, or the field itself."""
+    """Return the fields of a table by path, or the field itself."""
     if key in TABLES and isinstance(value, Mapping):
         return [(f"{key}.{field}", inner) for field, inner in value.items()]
     return [(PATHS.get(key, key), value)]
@@ -195,21 +198,24 @@ def _toml(value: Any) -> str:
 
 
 def names() -> list[str]:
-    """The recipes that come with the package."""
+    """Return the names of the recipes in the package."""
     folder = resources.files("eqprop") / "recipes"
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
 
 
 def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by its name, or from a TOML file, with some fields replaced.
+    """Load a recipe and replace some of its fields.
 
-    `overrides` names fields with or without their table: {"rule.free_steps": 30, "beta": 0.3}.
+    Args:
+        source: a name from `names()`, or a TOML file.
+        overrides: fields with or without their table, {"rule.free_steps": 30, "beta": 0.3}.
+            Default None: none.
     """
     return parse(fields(source, overrides), source)
 
 
 def fields(source: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `load` reads, as plain values by table and name, which `parse` has yet to check."""
+    """Return what `load` reads as plain values by path, without the checks of `parse`."""
     path = Path(source)
     if source in names():
         content = (resources.files("eqprop") / "recipes" / f"{source}.toml").read_bytes()
@@ -239,12 +245,12 @@ def _fields(content: bytes, source: str) -> dict[str, Any]:
 
 
 def changed(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """A recipe with some fields replaced, and checked again."""
+    """Return a recipe with some fields replaced, after all checks."""
     return parse(recipe.values() | by_path(overrides, recipe.name), recipe.name)
 
 
 def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Values by table and name, from tables or from the flat fields of old files."""
+    """Return values by path, from tables or from the flat fields of old files."""
     found: dict[str, Any] = {}
     for key, value in given.items():
         if key == "random_sign":
@@ -263,7 +269,7 @@ def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def parse(given: dict[str, Any], source: str) -> Recipe:
-    """A recipe from plain values by table and name, checked as a whole."""
+    """Return the recipe of plain values by path, after all checks."""
     tables: dict[str, Any] = {table: {} for table in TABLES}
     for path, value in given.items():
         _check_numbers(source, path, value)
@@ -278,7 +284,7 @@ def parse(given: dict[str, Any], source: str) -> Recipe:
         raise UserError(f"{source}: {_explained(str(error), tables)}") from None
     except memory.NotEnoughMemory:
         raise
-    except ValueError as error:  # of the core: it names the field
+    except ValueError as error:  # from the core: it names the field
         raise UserError(f"{source}: {_with_table(str(error))}") from None
     return recipe
 
@@ -293,7 +299,7 @@ def _check_numbers(source: str, path: str, value: Any) -> None:
 
 
 def _check(recipe: Recipe) -> None:
-    """What no part can check alone."""
+    """Raise unless the parts fit each other."""
     rule, network, update = recipe.rule, recipe.network, recipe.update
     for key, name in (("name", recipe.name), ("data.name", recipe.data.name)):
         if not any(map(str.isalnum, name)) or set(name) & set("/\\") or not name.isprintable():
@@ -316,7 +322,7 @@ def _check(recipe: Recipe) -> None:
         raise ValueError(f"rule {rule.name} needs tied weights: use vf or continual-vf")
     if 0 < built.moving_share < 1 and not update.build(recipe.epochs).linear:
         raise ValueError("rescale needs plain descent: no momentum, weight_decay or schedule")
-    small = network.smallest.build(members)  # its engine checks the rest, with any update
+    small = network.smallest.build(members)  # its engine checks the rest, for any update
     make_engine(small, built, update.rates(members), "reference", frozen=update.frozen)
 
 
@@ -334,7 +340,7 @@ _WORDS = {
 
 
 def _explained(error: str, given: Mapping[str, Any]) -> str:
-    """An error of msgspec in our words: which field must be what, and what it is."""
+    """Return an error of msgspec in plain words: the field, what it must be, and what it is."""
     text, _, place = error.partition(" - at `$")
     path = place.strip(".`")
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
@@ -351,7 +357,7 @@ def _explained(error: str, given: Mapping[str, Any]) -> str:
 
 
 def _with_table(message: str, table: str = "") -> str:
-    """A message that starts with the name of a field, with the table that it stands in."""
+    """Return a message that starts with the name of a field, with the field's table added."""
     word = re.match(r"\w*", message)
     name = word[0] if word else ""
     path = f"{table}.{name}" if f"{table}.{name}" in FIELDS else PATHS.get(name, name)
@@ -359,9 +365,10 @@ def _with_table(message: str, table: str = "") -> str:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`field=value` of the command line. Commas make a list, semicolons a list of lists.
+    """Parse `field=value` of the command line; return the field and its value.
 
-    Text is taken as it stands; `none` unsets a field that may be left out.
+    Commas make a list, semicolons a list of lists. Text needs no quotes. `none` unsets an optional
+    field.
     """
     key, equals, value = text.partition("=")
     if not equals or not key:

@@ -1,4 +1,4 @@
-"""Train, evaluate and load from Python: what the command line does, as functions."""
+"""The Python interface of runs: train, evaluate, load."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Run:
     """Result of a training run. All lists have one entry per network, in the same order.
 
     Args:
-        recipe: what was trained.
-        metrics: one record per epoch (docs/runs.md has its keys).
+        recipe: the recipe.
+        metrics: one record per epoch (docs/runs.md lists its keys).
         summary: `members`, `settings`, errors, `frozen`, `complete`, machine and more.
-        net: the networks as last saved or trained, one ensemble [E] of the members in `living`.
-            None where none is finite or none was saved.
-        living: the members that are finite and were not pruned.
-        epoch: how many epochs the networks have seen.
-        minibatch: how many minibatches of the next epoch they have seen.
+        net: the latest networks, one ensemble [E] of the members in `living`. None if no member is
+            left or none was saved.
+        living: indices of the members that are finite and not pruned.
+        epoch: number of complete epochs of the networks.
+        minibatch: number of complete minibatches of the next epoch.
         folder: the run folder. Default None: there is none.
-        data: what it was trained on, if it has just been. Default None.
+        data: the data set, if `train` made this run. Default None.
     """
 
     recipe: Recipe
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def place(self) -> str:
-        """How far the networks are, in words."""
+        """The progress of the networks as text: "epoch 3 and 20 minibatches"."""
         within = f" and {self.minibatch} minibatches" if self.minibatch else ""
         return f"epoch {self.epoch}{within}"
 
@@ -102,24 +102,26 @@ def train(
 
     Args:
         recipe: a name from `eqprop recipes`, a TOML file, or a Recipe.
-        data: the recipe's own by default. A name ("mnist"), a folder of its files, a Dataset, a
-            pair (train, test), or samples that serve as both. Samples are a pair (x, y) of tensors
-            or arrays, x [n, *shape] of bytes (read as pixels / 255) or floats, y the classes [n];
-            or a `torch.utils.data.Dataset`.
-        folder: keep everything there: metrics, checkpoints, logs. Then the folder is locked, and
-            in the main thread Ctrl-C saves and raises `Interrupted`. Without a folder nothing is
-            written, locked or caught.
-        epochs, seeds: instead of the recipe's.
-        device: "cpu" (the default) or "cuda".
-        progress: show a bar on a terminal. Elsewhere, print one line per epoch if there is a
-            folder, and nothing if there is none.
-        callback: is given the metrics of each epoch; the run ends where it returns True.
-        prune: is given the metrics of each epoch before they are written; the members whose numbers
-            it returns leave the run. The others go on with the same numbers.
+        data: a name ("mnist"), a folder of its files, a Dataset, a pair (train, test) of samples,
+            or samples for both. Samples are a `torch.utils.data.Dataset`, or a pair (x, y) of
+            tensors or arrays: x [n, *shape] of bytes (read as pixels / 255) or floats, y the
+            classes [n]. Default None: the recipe's data.
+        folder: the run folder, for metrics, checkpoints and logs. `train` locks it, and in the
+            main thread Ctrl-C saves and raises `Interrupted`. Default None: write, lock and catch
+            nothing.
+        epochs, seeds: replace the recipe's. Default None.
+        device: "cpu" or "cuda". Default None: "cpu".
+        progress: whether to show a bar on a terminal. Elsewhere, print one line per epoch if there
+            is a folder. Default True.
+        callback: takes the metrics of each epoch. The run ends if it returns True. Default None.
+        prune: takes the metrics of each epoch before they are written, and returns the indices of
+            the members to remove. The numbers of the others do not change. Default None.
         overrides: replace other fields of the recipe, {"beta": 0.3, "rule.free_steps": 30}.
-        resume: go on with the run in `folder`.
-        engine, threads: see `make_engine`.
-        angles_every: every so many minibatches, record the angle to BPTT's gradient in the folder.
+            Default None.
+        resume: whether to continue the run in `folder`. Default False.
+        engine, threads: see `make_engine`. Default "auto" and None.
+        angles_every: number of minibatches between records of the angle to BPTT's gradient, in the
+            folder. Default None: record none.
 
     Returns:
         The run, with its networks, metrics and summary.
@@ -129,7 +131,7 @@ def train(
     if resume and there is None:
         raise UserError("resume needs a folder")
     if there is not None and data is None:
-        there.check(chosen, resume)  # before data is looked for
+        there.check(chosen, resume)  # fail before loading data
     found = _dataset(data, chosen, there if resume else None)
     if data is not None:
         chosen = recipes.changed(chosen, {"data.name": found.name})
@@ -151,7 +153,7 @@ def train(
             with _threads_of(training.engine), stopping(watcher) if there else nullcontext():
                 training.run(watcher, keeper, callback, prune)
         except KeyboardInterrupt:
-            raise  # at once: a log that was caught half-way would not close
+            raise  # at once: a log that was interrupted half-way would not close
         except BaseException:
             watcher.close()
             raise
@@ -176,7 +178,7 @@ def train(
 def _kept(
     folder: RunFolder | None, training: Training, data: Dataset, resume: bool
 ) -> Iterator[RunWriter | None]:
-    """Hold the folder, if there is one, and bring the training to where it was saved."""
+    """Lock the folder, if there is one, and restore the training from its checkpoint."""
     if folder is None:
         yield None
         return
@@ -189,7 +191,10 @@ def _kept(
 
 @contextmanager
 def _threads_of(engine: Engine) -> Iterator[None]:
-    """While an engine with threads of its own runs, PyTorch's would wait busily in their way."""
+    """Give PyTorch one thread while an engine with its own threads runs.
+
+    PyTorch's idle threads would take cores from the engine.
+    """
     before = torch.get_num_threads()
     try:
         if engine.threads:
@@ -200,7 +205,7 @@ def _threads_of(engine: Engine) -> Iterator[None]:
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """A run from its folder, with its networks as last saved."""
+    """Load a run from its `folder`, with the networks of the latest checkpoint."""
     there = RunFolder.existing(os.fspath(folder))
     saved = there.checkpoint()
     return Run(
@@ -224,17 +229,18 @@ def evaluate(
     device: str | None = None,
     threads: int | None = None,
 ) -> Evaluation:
-    """Test networks: relax every sample from zero, and look at the output.
+    """Test networks: relax every sample from zero and evaluate the output.
 
     Args:
-        trained: a run, or a network or ensemble.
-        data: as for `train`; by default that of the run.
-        split: "test", "train", or "validation" where the run holds samples out.
-        free_steps: T; by default as in training. A network needs it.
-        device, threads: of a run; a network stays where it is.
+        trained: a run, a network or an ensemble.
+        data: as for `train`. Default None: the data of the run. A network needs it.
+        split: "test", "train", or "validation" if the run holds samples out. Default "test".
+        free_steps: T. Default None: as in training. A network needs it.
+        device, threads: for a run. Default None: "cpu", and one thread per core. A network stays on
+            its device.
 
     Returns:
-        Errors, losses and more, one value per network: [E], also for a single one.
+        Errors, losses and more, one value per network, [E]. E is 1 for one network.
     """
     if split not in SPLITS:
         raise UserError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -281,7 +287,7 @@ def _recipe(
 def _dataset(
     data: Data | None, recipe: Recipe | None, folder: RunFolder | None, classes: int | None = None
 ) -> Dataset:
-    """What was given; or the recipe's own data, from where the run in the folder has it."""
+    """Return the given data; by default the recipe's, from the data folder of the run."""
     if data is None:
         assert recipe is not None
         return datasets.load(recipe.data.name, folder.data_folder() if folder else None)
@@ -294,7 +300,7 @@ def _dataset(
 
 
 def _normalisation(of: Run) -> Normalisation | None:
-    """What the data of a run was normalised by."""
+    """Return the normalisation of a run's data; None if it has none."""
     if of.data is not None:
         return of.data.train.normalisation
     origin = RunFolder(of.folder).origin() if of.folder else None
@@ -309,7 +315,7 @@ def _part(data: Dataset, split: str, net: Network) -> Split:
 
 
 def check_device(device: str | None) -> str:
-    """The device, "cpu" by default. Raise where it is not there."""
+    """Return the device, "cpu" by default; raise if this machine does not have it."""
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device}: PyTorch sees no GPU here: use cpu")
     return device or "cpu"

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed."""
+"""Signals that stop a run: Ctrl-C, SIGTERM, and SIGHUP from a closed terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from eqprop.runs.training import Watcher
 
 @contextmanager
 def stopping(watcher: Watcher) -> Iterator[None]:
-    """The first signal asks the watcher's run to stop, the second stops it at once.
+    """Catch signals while the body runs: the first requests a stop, the second stops at once.
 
-    Only the main thread can catch signals; elsewhere this does nothing.
+    Only the main thread can catch signals. In other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,7 +26,7 @@ def stopping(watcher: Watcher) -> Iterator[None]:
     terminals = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # a terminal that is gone takes no more output
+        if number == signal.SIGHUP:  # a closed terminal takes no output
             for descriptor in terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         if watcher.stop_requested:
@@ -35,7 +35,7 @@ def stopping(watcher: Watcher) -> Iterator[None]:
         watcher.say("stopping after this minibatch; once more to stop at once")
 
     caught = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         caught.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in caught}
     try:

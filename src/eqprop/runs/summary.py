@@ -1,4 +1,4 @@
-"""What a run came to, derived from its recipe and its metrics alone."""
+"""Summary of a run, derived from its recipe and its metrics."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from eqprop.runs.recipe import Recipe
 
 
 def errors(recipe: Recipe) -> tuple[str, str, str]:
-    """The errors of a summary. Those of the test set, or of the samples that are held out."""
+    """Return the keys of the errors in a summary, for the split on which epochs are measured."""
     split = recipe.data.measured
     return "train_error", f"{split}_error", f"last_ten_{split}_error"
 
 
 def summarise(recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The errors of each network (`members`) and of the networks of each setting (`settings`).
+    """Return the errors per network (`members`) and per setting (`settings`), and more.
 
-    A single network, an ensemble of seeds and a sweep differ in nothing but the lengths of these
-    lists. `complete` says whether there is nothing left to train.
+    One network, an ensemble of seeds and a sweep differ only in the lengths of these lists.
+    `complete` says whether training is finished.
     """
     members = [
         {
@@ -48,7 +48,7 @@ def summarise(recipe: Recipe, metrics: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def _of_member(metrics: Sequence[dict[str, Any]], split: str, i: int) -> dict[str, Any]:
-    key = f"{split}_error"  # not there where every member became non-finite before it was measured
+    key = f"{split}_error"  # absent if every member became non-finite before the measurement
     tested = [(record[key][i], record["epoch"]) for record in metrics if key in record]
     curve = [(error, epoch) for error, epoch in tested if error is not None]
     pruned = any(i in record.get("pruned", ()) for record in metrics)
@@ -78,7 +78,7 @@ def _record(of: Measured) -> dict[str, float | int | None]:
 
 
 def error_text(of: dict[str, Any]) -> str:
-    """The error of a summary as text: 2.28 ± 0.13 %."""
+    """Return the error of a summary as text: 2.28 ± 0.13 %."""
     return percent(Measured(of["mean"], of["std"], of["members"]))
 
 

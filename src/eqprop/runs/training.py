@@ -1,7 +1,7 @@
 """The training loop: epochs of minibatches through an engine, recorded and resumable.
 
-The order of the data and the signs of β of an epoch depend on a member's seed and the epoch
-alone, so a run that is stopped at any minibatch goes on exactly as if it had not been.
+The order of the samples and the signs of β in an epoch depend only on a member's seed and the
+epoch. So a run that stops at any minibatch and resumes gives exactly the same numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from eqprop.seeds import generator
 from eqprop.splits import Split
 from eqprop.types import Gradients
 
-SAVE_SHARE = 50  # an epoch's end is saved if that long, in times of the last save, has passed
+SAVE_SHARE = 50  # save after an epoch if this many times the duration of the last save has passed
 
 
 class Interrupted(Exception):
-    """A run was asked to stop, and has saved everything up to here."""
+    """A run has saved everything and stopped on request."""
 
     def __init__(self, epoch: int, minibatch: int) -> None:
         self.epoch, self.minibatch = epoch, minibatch
@@ -43,7 +43,10 @@ class Interrupted(Exception):
 
 
 class Watcher:
-    """Is told how a run goes, and may ask it to stop. This one does nothing."""
+    """Observes a run. A subclass overrides methods; this one does nothing.
+
+    The run stops after the current minibatch if `stop_requested` is True.
+    """
 
     stop_requested = False
 
@@ -61,7 +64,7 @@ class Watcher:
 
 
 class Keeper(Protocol):
-    """Keeps what must not be lost."""
+    """Stores metrics, angles and checkpoints."""
 
     def append(self, record: dict[str, Any]) -> None: ...
 
@@ -70,16 +73,16 @@ class Keeper(Protocol):
     def save(self, state: dict[str, Any]) -> None: ...
 
 
-Callback = Callable[[dict[str, Any]], object]  # is given the metrics of an epoch; True stops
-Prune = Callable[[dict[str, Any]], Collection[int]]  # is given them, too; names who leaves
+Callback = Callable[[dict[str, Any]], object]  # takes the metrics of an epoch; True stops the run
+Prune = Callable[[dict[str, Any]], Collection[int]]  # takes them, returns the members to prune
 
 
 @dataclass
 class _Position:
-    """Where in the run we are, and what the epoch under way has counted so far."""
+    """Position in the run, and the sums of the current epoch."""
 
-    epoch: int = 0  # complete ones
-    minibatch: int = 0  # of the epoch under way
+    epoch: int = 0  # number of complete epochs
+    minibatch: int = 0  # number of complete minibatches of the current epoch
     wrong: Tensor = field(default_factory=lambda: torch.zeros(0))  # [E]
     loss: Tensor = field(default_factory=lambda: torch.zeros(0))  # [E]
     seconds: float = 0.0
@@ -88,8 +91,17 @@ class _Position:
 class Training:
     """One run of a recipe, in memory.
 
-    `metrics` holds one record per complete epoch. `net` are the networks of `living`, the members
-    that are finite and were not pruned.
+    `metrics` holds one record per complete epoch. `net` is the ensemble of the members in `living`:
+    those that are finite and not pruned.
+
+    Args:
+        recipe: the recipe.
+        data: the data set.
+        device: "cpu" or "cuda". Default "cpu".
+        engine: name of the engine. Default "auto": the fastest.
+        threads: number of CPU threads. Default None: one per core.
+        angles_every: number of minibatches between records of the angle to BPTT. Default None:
+            record none.
     """
 
     def __init__(
@@ -121,7 +133,7 @@ class Training:
         self.net = recipe.network.build(self.members).to(device)
         self.engine = self._make_engine()
         self.started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        # now: the sources may change during a long run
+        # read now, because the sources may change during a long run
         self.where = machine.describe(device, self.engine.threads)
         self.at = self._fresh_position()
         self._saved_at = self._save_took = 0.0
@@ -142,7 +154,7 @@ class Training:
         )
 
     def resume(self, saved: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.living, self.non_finite = saved.living, saved.non_finite
         counts = saved.wrong.to(self.device), saved.loss.to(self.device)
         self.at = _Position(saved.epoch, saved.minibatch, *counts, saved.seconds)
@@ -158,7 +170,7 @@ class Training:
                 ) from None
 
     def facts(self) -> dict[str, Any]:
-        """Where and with what this session runs."""
+        """Return the start time, engine, machine, versions and commit of this session."""
         return {"started": self.started, "engine": type(self.engine).__name__, **self.where}
 
     def run(
@@ -168,11 +180,15 @@ class Training:
         callback: Callback | None = None,
         prune: Prune | None = None,
     ) -> None:
-        """Train to the recipe's number of epochs, or until `callback` returns True.
+        """Train for the recipe's number of epochs.
 
-        Members that `prune` names after an epoch leave.
+        Raises `Interrupted` if the watcher requests a stop.
 
-        Raises `Interrupted` where the watcher asks to stop.
+        Args:
+            watcher: observes the run. Default None.
+            keeper: stores metrics and checkpoints. Default None.
+            callback: takes the metrics of each epoch; True ends the run. Default None.
+            prune: takes them before they are stored and returns the members to prune. Default None.
         """
         self.watcher, self.keeper = watcher or Watcher(), keeper
         started = time.perf_counter() - self.at.seconds
@@ -204,8 +220,10 @@ class Training:
         return math.ceil(len(self.data.train) / self.recipe.batch)
 
     def _epoch_plan(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The samples [M, E, batch] and the signs of β [M, E] of the minibatches still to come,
-        as many at once as the engine likes.
+        """Yield the rest of the epoch in chunks of M minibatches, where the engine chooses M.
+
+        Each chunk has the indices of the samples, [M, E, batch], and the signs of β, [M, E] or
+        None.
         """
         n, size, epoch = len(self.data.train), self.recipe.batch, self.at.epoch
         orders = {
@@ -225,7 +243,7 @@ class Training:
             first = last
 
     def _signs(self, epoch: int) -> Tensor:
-        """The sign of β of each minibatch of an epoch, [minibatches, E]."""
+        """Draw the signs of β of one epoch, [minibatches, E]."""
         bits = [
             torch.randint(
                 2,
@@ -237,8 +255,10 @@ class Training:
         return 2.0 * torch.stack(bits, dim=1) - 1
 
     def _learn(self, index: Tensor, signs: Tensor | None) -> None:
-        """Learn from some minibatches. Where a member fails, go through them one at a time; then
-        the member is left out, and the others repeat that minibatch.
+        """Learn from several minibatches.
+
+        If a member becomes non-finite, repeat them one at a time. Remove the member at the
+        minibatch where it fails, and repeat that minibatch with the others.
         """
         chosen = index[:, self.living]
         try:
@@ -264,7 +284,7 @@ class Training:
         self.watcher.minibatch(self.at.epoch + 1, self.at.minibatch, self._minibatches(), error)
 
     def _samples(self) -> Split:
-        """The samples to train on, as the living see them in this epoch."""
+        """Return the training samples of this epoch, augmented for each living member."""
         seeds = tuple(member.seed for member in self._living_members())
         if self._drawn is None or self._drawn[0] != (self.at.epoch, seeds):
             augmentation = self.recipe.data.augmentation
@@ -296,7 +316,10 @@ class Training:
             self.engine.mover.restore(remembered)
 
     def _angles(self, index: Tensor) -> dict[str, Any] | None:
-        """The angles of the minibatch [E, batch] that comes next, if it is one to be recorded."""
+        """Return the angles of the next minibatch; None if it is not one to record.
+
+        `index` is [E, batch].
+        """
         done = self.at.epoch * self._minibatches() + self.at.minibatch
         if not self.angles_every or done % self.angles_every:
             return None
@@ -309,7 +332,7 @@ class Training:
         return dict(_rounded(record))
 
     def _spread(self, values: Tensor | list[float]) -> list[float | None]:
-        """Values of the living at their places among all members, None for the others."""
+        """Return a list over all members: values of the living, None for the others."""
         listed = values.tolist() if isinstance(values, Tensor) else values
         by_member = dict(zip(self.living, listed, strict=True))
         return [by_member.get(i) for i in range(len(self.members))]
@@ -341,7 +364,7 @@ class Training:
         return record
 
     def _tested(self) -> dict[str, Any]:
-        """Error and health of the living. A member that fails here is left out, too."""
+        """Measure the living members. Remove a member that becomes non-finite here."""
         split, steps = self.recipe.data.measured, self.engine.rule.free_steps
         while self.living:
             try:
@@ -352,9 +375,7 @@ class Training:
         return {}
 
     def _worth_saving(self) -> bool:
-        """Whether saving costs little beside what it would save: a run of minutes an epoch saves
-        after each, one of seconds does not.
-        """
+        """Return whether enough time has passed since the last save, compared with its duration."""
         return time.perf_counter() - self._saved_at >= SAVE_SHARE * self._save_took
 
     def _save(self) -> None:
@@ -385,7 +406,15 @@ def recipe_engine(
     kind: str = "auto",
     threads: int | None = None,
 ) -> Engine:
-    """The engine that trains these members of a recipe."""
+    """Return the engine that trains these members of a recipe.
+
+    Args:
+        recipe: the recipe.
+        members: the members, in the order of the ensemble.
+        net: their networks.
+        kind: name of the engine. Default "auto": the fastest.
+        threads: number of CPU threads. Default None: one per core.
+    """
     update = recipe.update
     try:
         engine = make_engine(
@@ -406,7 +435,10 @@ def recipe_engine(
 def update_and_gradient(
     net: Network, recipe: Recipe, members: list[Member], x: Tensor, y: Tensor
 ) -> tuple[Gradients, Gradients]:
-    """The total update of the recipe's rule, weights moving as in training, and BPTT's gradient."""
+    """Return the total update of the recipe's rule and the gradient of BPTT.
+
+    The weights move as in training. `x` is [E, batch, *shape], `y` is [E, batch, classes].
+    """
     rule = recipe.learning_rule(members)
     rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
     ours = total_update(net, rule, x, y, learning_rates=rates)
@@ -427,7 +459,7 @@ def check_fits(data: Dataset, recipe: Recipe) -> None:
 
 
 def fitting(data: Dataset, recipe: Recipe) -> Dataset:
-    """The samples that a recipe asks for, in the shape of its inputs."""
+    """Return the samples that a recipe chooses, in the shape of its inputs."""
     check_fits(data, recipe)
     try:
         return recipe.data.choose(data).shaped(recipe.network.input_shape)
@@ -436,7 +468,7 @@ def fitting(data: Dataset, recipe: Recipe) -> Dataset:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers to twelve digits: ends like 10.360000000000001 say nothing, and fill megabytes."""
+    """Round numbers to twelve digits, which keeps files small: 10.360000000000001 → 10.36."""
     if isinstance(value, float):
         return float(f"{value:.12g}")
     if isinstance(value, dict):

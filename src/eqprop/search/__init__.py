@@ -1,1 +1,1 @@
-"""Hyperparameter search: Optuna proposes settings, ensembles train them, processes share them."""
+"""Hyperparameter search: Optuna proposes settings, and processes train them as ensembles."""

@@ -1,4 +1,4 @@
-"""`eqprop search`, and what `eqprop show` says of a search. Imports Optuna where it is used."""
+"""`eqprop search`, and `eqprop show` for a search. Functions import Optuna when they need it."""
 
 from __future__ import annotations
 
@@ -28,65 +28,72 @@ SHOWN = 10  # trials in the table of the best
 
 
 def add(add_command: Callable[..., Any]) -> Any:
-    """Put `search` among the commands of `eqprop`; the caller adds what recipes and data need."""
+    """Add the command `search` and return it; the caller adds the options for recipe and data."""
     command = add_command(
         "search",
         run,
         "Search the fields of a recipe with Optuna for the smallest validation error.",
-        epilog="Trials that differ in β, angle and learning rates alone train as one ensemble. "
-        "The same command again resumes the search, or takes part in it, from any machine that "
-        "sees --out. The test set is not touched until the best setting is trained on the whole "
-        "training set, once. docs/search.md has more. Exit codes: 0 done, 2 invalid input, "
-        "130 stopped.",
+        epilog="Trials that differ only in β, angle and learning rates train as one ensemble. "
+        "The same command resumes the search, or joins it from any machine that sees --out. At "
+        "the end, the best setting trains once on the whole training set. Only that run uses the "
+        "test set. See docs/search.md. Exit codes: 0 done, 2 invalid input, 130 stopped.",
     )
     command.add_argument(
         "--space",
         required=True,
         metavar="FILE",
-        help="the fields to vary, a TOML file or the name of a known space: "
+        help="the fields to vary, as a TOML file or the name of a known space: "
         '"nudging.beta" = {low = 0.05, high = 1.0, log = true}',
     )
     command.add_argument(
-        "--trials", required=True, type=int, metavar="N", help="settings to try, in all processes"
+        "--trials",
+        required=True,
+        type=int,
+        metavar="N",
+        help="number of settings to try, over all processes",
     )
     command.add_argument(
         "--batch",
         type=int,
         default=10,
         metavar="B",
-        help="settings to propose at a time (default: 10)",
+        help="number of settings to propose at a time (default: 10)",
     )
     command.add_argument(
         "--objective",
         choices=[*STATISTICS],
         default="mean",
-        help="of the validation errors of a setting's seeds (default: mean)",
+        help="statistic of the validation error over the seeds of a setting (default: mean)",
     )
     command.add_argument(
         "--last",
         type=int,
         default=3,
         metavar="EPOCHS",
-        help="average each error over so many of the last epochs (default: 3)",
+        help="number of last epochs over which to average each error (default: 3)",
     )
     command.add_argument(
         "--pruner",
         choices=[*PRUNERS],
         default="median",
-        help="ends trials that look bad after an epoch (default: median)",
+        help="rule that stops poor trials early (default: median)",
     )
     command.add_argument(
-        "--sampler-seed", type=int, default=0, metavar="S", help="of the proposals (default: 0)"
+        "--sampler-seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the proposals (default: 0)",
     )
     for name, what in (("seeds", "networks"), ("epochs", "epochs")):
         command.add_argument(
             f"--final-{name}",
             type=int,
             metavar="N",
-            help=f"{what} of the best setting's last training (default: the recipe's)",
+            help=f"number of {what} in the final run of the best setting (default: the recipe's)",
         )
     command.add_argument(
-        "--out", metavar="DIR", help="the folder of the search (default: runs/RECIPE-search)"
+        "--out", metavar="DIR", help="folder of the search (default: runs/RECIPE-search)"
     )
     return command
 
@@ -159,7 +166,7 @@ def _recipe(options: argparse.Namespace) -> Recipe:
 
 
 def _command(options: argparse.Namespace, folder: SearchFolder) -> str:
-    """What was typed, with the folder."""
+    """Return the command that resumes the search."""
     words = ["eqprop", "search", options.recipe, "--out", str(folder.path)]
     for given in options.set:
         words += ["--set", given]
@@ -173,7 +180,7 @@ def _command(options: argparse.Namespace, folder: SearchFolder) -> str:
 
 
 def _print_trials(trials: Any) -> None:
-    """How many trials there are of each kind, and the best."""
+    """Print the number of trials per state, the best trials, and invalid ones."""
     known = trials.all()
     states = Counter(trial.state.name.lower() for trial in known)
     counts = ", ".join(f"{states[name]} {name}" for name in sorted(states))
@@ -191,7 +198,7 @@ def _print_trials(trials: Any) -> None:
 
 
 def show(path: str) -> int:
-    """Print the best trials of a search and draw Optuna's pictures of it."""
+    """Print the best trials of a search and draw Optuna's figures; return the exit code."""
     _require_optuna()
     from eqprop.search import figures
     from eqprop.search.study import Trials

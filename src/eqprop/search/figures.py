@@ -1,4 +1,4 @@
-"""Optuna's own pictures of a search."""
+"""Optuna's figures of a search."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from eqprop.runs.figures import pyplot
 from eqprop.runs.files import write_whole
 from eqprop.search.study import Trials
 
-MOST = 4  # parameters in the contour picture, which has a panel for each pair
+MOST = 4  # parameters in the contour figure, which has one panel per pair
 
 
 def draw(trials: Trials) -> Iterator[Path | str]:
-    """Draw history.png, importances.png and contour.png; yield each, or why there is none."""
+    """Draw history.png, importances.png and contour.png; yield each path, or why there is none."""
     plt = pyplot()
     study = trials.study
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

@@ -1,11 +1,11 @@
-"""The folder of a search: what lies where.
+"""The folder of a search.
 
 journal.log      every trial, and the plan of the search (Optuna's JournalStorage)
 runs/trials-N/   the run folder of the ensemble whose first trial is N
-best.toml        the recipe of the best trial, to train on the whole training set
-final-N/         the run folder of that recipe, N the best trial
+best.toml        the recipe of the best trial, for the whole training set
+final-N/         the run folder of that recipe; N is the number of the best trial
 *.png            drawn by `eqprop show`
-.locks/          held by the processes that take part
+.locks/          lock files of the processes
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCKS = ".locks"
 
 
 class SearchFolder:
-    """Names the files of a search, and holds its locks."""
+    """The paths and locks of a search."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -32,7 +32,7 @@ class SearchFolder:
         return self.journal.is_file()
 
     def check(self) -> None:
-        """Refuse a folder that holds something else."""
+        """Raise if the folder holds something else."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file: choose another --out")
         there = {file.name for file in self.path.iterdir()} if self.path.is_dir() else set()

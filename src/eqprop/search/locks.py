@@ -1,4 +1,4 @@
-"""Locks on files, between processes and between machines that share the file system."""
+"""File locks between processes, also on machines that share a file system."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from eqprop.runs import UserError
 
 
 class FileLock:
-    """An exclusive lock on a file. A process that ends, in whatever way, lets go of it."""
+    """An exclusive lock on a file. It ends with the process, even if that is killed."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._descriptor: int | None = None
 
     def acquire(self, wait: bool = True) -> bool:
-        """Take the lock. Without `wait`, return False where another holds it."""
+        """Take the lock and return True. Without `wait`, return False if another holds it."""
         try:
             import fcntl
         except ImportError:

@@ -1,4 +1,4 @@
-"""What a search makes small: the validation error of the last epochs, over the seeds."""
+"""The objective of a search: the validation error of the last epochs, over the seeds."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "mean": statistics.fmean,
     "median": statistics.median,
 }
-NON_FINITE = 100.0  # %, the error of a network that became non-finite: it has no answers
+NON_FINITE = 100.0  # %, the error of a network that became non-finite
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The validation error in %: of each network the mean of its last epochs, of these the
-    `statistic`. A network that became non-finite counts as 100 %, whenever that was.
+    """The validation error of a setting in %.
+
+    It is the `statistic` over the networks of their mean errors in the last epochs. A network that
+    became non-finite in any epoch counts as 100 %.
 
     Args:
-        statistic: over the seeds, "mean" or "median".
-        last: how many of the last epochs count, where there are as many.
+        statistic: "mean" or "median" over the seeds. Default "mean".
+        last: number of last epochs to average over, or fewer if there are fewer. Default 3.
     """
 
     statistic: str = "mean"
     last: int = 3
 
     def __call__(self, metrics: Sequence[dict[str, Any]], members: Iterable[int]) -> float:
-        """Of these members, which are the seeds of one setting, after the epochs of `metrics`."""
+        """Return the objective after the epochs in `metrics`.
+
+        `members` are the seeds of one setting.
+        """
         last = metrics[-self.last :]
         return STATISTICS[self.statistic]([_error(last, member) for member in members])
 
 
 def _error(metrics: Sequence[dict[str, Any]], member: int) -> float:
-    """The mean over these epochs. The last has no errors where every member was non-finite."""
+    """Return the mean over these epochs. The last has no errors if no member is finite."""
     if (metrics[-1].get("validation_error") or {member: None})[member] is None:
         return NON_FINITE
     return statistics.fmean(record["validation_error"][member] for record in metrics)

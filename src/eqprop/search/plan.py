@@ -1,4 +1,4 @@
-"""What a search is: fixed when it begins, and the same for every process that shares it."""
+"""The plan of a search: fixed at its start, and the same for every process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from eqprop.search.space import Space
 
 @dataclass(frozen=True)
 class Plan:
-    """The recipe that a search starts from, what it varies, and what it makes small.
+    """The plan of a search.
 
     Args:
-        recipe: of one setting, with `data.validation`.
-        space: which fields vary.
-        objective: of the trials.
+        recipe: the recipe to start from, with one setting and `data.validation`.
+        space: the fields to vary.
+        objective: the value to minimise.
         pruner: a name from `eqprop.search.pruners.PRUNERS`.
-        seed: of the proposals.
+        seed: seed of the proposals.
     """
 
     recipe: Recipe
@@ -52,7 +52,7 @@ class Plan:
         self.space.check(recipe)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for the journal."""
+        """Return the plan as plain values, for the journal."""
         return {
             "recipe": self.recipe.to_toml(),
             "space": self.space.content,
@@ -64,7 +64,7 @@ class Plan:
 
     @classmethod
     def of(cls, told: dict[str, Any], source: str) -> Plan:
-        """The plan that the journal `source` tells of."""
+        """Return the plan of the plain values `told`. Errors name the journal `source`."""
         return cls(
             recipe=recipes.from_toml(told["recipe"].encode(), source),
             space=spaces.parse(told["space"], source),
@@ -74,7 +74,7 @@ class Plan:
         )
 
     def differences(self, other: Plan) -> list[str]:
-        """What differs between two plans, fields of recipes by their table and name."""
+        """Return what differs between two plans. Fields of recipes have paths: "rule.name"."""
         mine, theirs = self.recipe.values(), other.recipe.values()
         differing = [path for path in recipes.FIELDS if mine.get(path) != theirs.get(path)]
         parts: dict[str, tuple[object, object]] = {
@@ -86,26 +86,26 @@ class Plan:
         return differing + [name for name, (a, b) in parts.items() if a != b]
 
     def proposed(self, trial: FrozenTrial, more: Mapping[str, Any] | None = None) -> Recipe:
-        """The recipe that a trial proposes, with `more` fields replaced."""
+        """Return the recipe that a trial proposes, with the fields in `more` replaced."""
         proposal = self.space.overrides(trial.params)
         return recipes.changed(self.recipe, {**proposal, **(more or {})})
 
     def shape(self, trial: FrozenTrial) -> str:
-        """What the trials of one ensemble have in common."""
+        """Return the values that all trials of one ensemble must share, as JSON."""
         fields = self.space.overrides(trial.params).items()
         return json.dumps({path: value for path, value in fields if path not in OF_MEMBERS})
 
 
 class Group:
-    """The trials that train as one ensemble: they differ in β, angle and learning rates alone.
+    """Trials that train as one ensemble: they differ only in β, angle and learning rates.
+
+    `recipe` is the recipe of the ensemble and `words` describes it. `members` maps the number of
+    each trial to its members. Equal proposals share their members.
 
     Args:
-        name: of the run folder.
-        trials: one or more.
-        plan: of the search.
-
-    `recipe` is that of the ensemble, `words` say what it is, and `members` has the members of each
-    trial, by its number. Equal proposals share their members.
+        name: name of the run folder.
+        trials: the trials, at least one.
+        plan: the plan of the search.
     """
 
     def __init__(self, name: str, trials: Sequence[FrozenTrial], plan: Plan) -> None:

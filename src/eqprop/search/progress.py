@@ -1,4 +1,4 @@
-"""What a person sees of a search while it goes on: one line that updates."""
+"""Progress of a search: a bar of trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eqprop.search.study import Trials
 
 
 class Line:
-    """A bar of trials on a terminal; elsewhere one line per group."""
+    """Shows a bar of trials on a terminal; elsewhere prints one line per group."""
 
     def __init__(self, trials: Trials, total: int) -> None:
         self._trials, self._total = trials, total
@@ -25,7 +25,7 @@ class Line:
         return len(self._trials.all()) - len(self._trials.unfinished())
 
     def __call__(self, what: str, epoch: int | None) -> None:
-        """After an epoch; None: after the last."""
+        """Show that `what` has finished an epoch; None: that it is complete."""
         if self._bar is not None:
             now = "done" if epoch is None else f"epoch {epoch}"
             self._bar.set_postfix_str(f"{self._best()} | {what}: {now}", refresh=False)

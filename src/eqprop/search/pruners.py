@@ -1,4 +1,7 @@
-"""When Optuna gives a trial up, by the values that trials have after each epoch."""
+"""Optuna's pruners, which stop poor trials by their values after each epoch.
+
+Each function takes the number of epochs of a trial and returns a pruner.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ from typing import Any
 
 
 def _median(epochs: int) -> Any:
-    """Worse than the median of the finished trials. A quarter of the epochs is left alone."""
+    """Stop trials worse than the median of the finished ones, after a quarter of the epochs."""
     from optuna.pruners import MedianPruner
 
     return MedianPruner(n_startup_trials=5, n_warmup_steps=1 + epochs // 4)
 
 
 def _halving(epochs: int) -> Any:
-    """Not among the best quarter after 1, 4, 16, ... epochs."""
+    """Stop trials that are not among the best quarter after 1, 4, 16, ... epochs."""
     from optuna.pruners import SuccessiveHalvingPruner
 
     return SuccessiveHalvingPruner(min_resource=1)
 
 
 def _hyperband(epochs: int) -> Any:
-    """Successive halving, which some trials enter later than others."""
+    """Use successive halving that starts later for some trials."""
     from optuna.pruners import HyperbandPruner
 
     return HyperbandPruner(min_resource=1, max_resource=epochs)

@@ -1,4 +1,4 @@
-"""The work of one process on a search: train group after group, then the best setting once more."""
+"""One process of a search: train groups of trials, then the best setting on the whole set."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from eqprop.search.study import Trials
 
 @dataclass(frozen=True)
 class Search:
-    """One process that takes part in a search.
+    """One process of a search.
 
     Args:
-        trials: those of the search.
-        data: the whole data set, from which recipes choose.
+        trials: the trials of the search.
+        data: the whole data set. Recipes choose from it.
         how: `device`, `engine` and `threads` of `eqprop.train`.
-        watch: is told what is trained, and at which epoch: None at its end. Default: nobody is.
+        watch: called with a description of the training and its epoch, None at its end. Default:
+            do nothing.
     """
 
     trials: Trials
@@ -32,7 +33,7 @@ class Search:
     watch: Callable[[str, int | None], None] = lambda what, epoch: None
 
     def run(self, total: int, batch: int) -> None:
-        """Train what is waiting, and `batch` new trials at a time until there are `total`."""
+        """Train waiting groups, and propose `batch` new trials at a time up to `total`."""
         while True:
             with self.trials.taken(total, batch, self._check) as group:
                 if group is None:
@@ -52,7 +53,7 @@ class Search:
 
         def prune(record: dict[str, Any]) -> set[int]:
             epoch = record["epoch"]
-            metrics[:] = [*(metrics or folder.metrics()), record]  # a resumed run has some
+            metrics[:] = [*(metrics or folder.metrics()), record]  # a resumed run has metrics
             self.trials.report(group, values(), epoch)
             self.watch(group.words, epoch)
             return self.trials.pruned(group, epoch)
@@ -64,10 +65,10 @@ class Search:
         self.trials.finish(group, values())
 
     def final(self, **more: int) -> Run | None:
-        """Train the best setting on the whole training set, and test it, once.
+        """Train the best setting once on the whole training set, and test it.
 
-        `more` replaces `epochs` and `seeds` of the recipe. Returns None while trials are under way,
-        and where another process trains it.
+        `more` replaces `epochs` and `seeds` of the recipe. Returns None if trials are unfinished or
+        another process trains the best setting.
         """
         if self.trials.unfinished():
             return None

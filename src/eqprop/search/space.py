@@ -1,4 +1,4 @@
-"""Spaces: the fields of a recipe that a search varies, each with a range or choices."""
+"""Search spaces: the fields of a recipe that a search varies, each with a range or choices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eqprop.runs import Recipe, UserError
 from eqprop.runs import recipe as recipes
 
 FORMS = "give a range {low = 0.1, high = 1.0}, or a list of choices"
-# They say how much is trained, and on what the trials are compared.
+# These set the amount of training, and the data that trials are compared on.
 NOT_SEARCHED = (
     *("name", "description", "epochs", "seeds", "seed", "combine"),
     *("data.name", "data.train_samples", "data.test_samples", "data.validation"),
@@ -32,24 +32,24 @@ NOT_SEARCHED = (
 
 
 class Dimension(ABC):
-    """The values that one field may take, as parameters of Optuna."""
+    """The values of one field, as parameters of Optuna."""
 
     @abstractmethod
     def parameters(self, name: str) -> dict[str, BaseDistribution]:
-        """What Optuna proposes, by names that start with the field's."""
+        """Return the distributions that Optuna draws from. Their names start with `name`."""
 
     @abstractmethod
     def value(self, name: str, proposed: Mapping[str, Any]) -> Any:
-        """The value of the field that a proposal means."""
+        """Return the value of the field `name` for a proposal."""
 
     @abstractmethod
     def extremes(self) -> list[Any]:
-        """Values that must be valid if all are."""
+        """Return the values to check: if they are valid, all are."""
 
 
 @dataclass(frozen=True)
 class Range(Dimension):
-    """Numbers from low to high: whole ones where both are whole."""
+    """Numbers from low to high; integers if low and high are integers."""
 
     low: float
     high: float
@@ -87,7 +87,7 @@ class Range(Dimension):
 
 @dataclass(frozen=True)
 class Choice(Dimension):
-    """Some values. Optuna knows lists and tables by their JSON."""
+    """A choice of values. Optuna gets lists and tables as JSON."""
 
     values: tuple[Any, ...]
 
@@ -110,7 +110,7 @@ class Choice(Dimension):
 
 @dataclass(frozen=True)
 class Entries(Dimension):
-    """A list, entry by entry: a range each, or a number that stays."""
+    """A list whose entries are ranges or fixed numbers."""
 
     entries: tuple[Range | float, ...]
 
@@ -134,9 +134,12 @@ class Entries(Dimension):
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions of a search, by table and name of their field: "nudging.beta".
+    """The dimensions of a search.
 
-    `source` is where the space came from, and `content` its TOML.
+    Args:
+        source: name or file of the space.
+        content: its TOML.
+        dimensions: {path of a field: dimension}, with paths such as "nudging.beta".
     """
 
     source: str
@@ -144,18 +147,18 @@ class Space:
     dimensions: dict[str, Dimension]
 
     def parameters(self) -> dict[str, BaseDistribution]:
-        """What Optuna proposes."""
+        """Return the distributions of all parameters that Optuna proposes."""
         found: dict[str, BaseDistribution] = {}
         for path, dimension in self.dimensions.items():
             found |= dimension.parameters(path)
         return found
 
     def overrides(self, proposed: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a recipe that a proposal replaces."""
+        """Return the fields of a recipe that a proposal replaces."""
         return {path: it.value(path, proposed) for path, it in self.dimensions.items()}
 
     def check(self, recipe: Recipe) -> None:
-        """Raise unless each value alone is valid beside the recipe's others."""
+        """Raise unless the recipe is valid with each value alone."""
         for path, dimension in self.dimensions.items():
             for value in dimension.extremes():
                 try:
@@ -166,13 +169,13 @@ class Space:
 
 
 def names() -> list[str]:
-    """The spaces that come with the package."""
+    """Return the names of the spaces in the package."""
     folder = resources.files("eqprop") / "search" / "spaces"
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
 
 
 def load(source: str) -> Space:
-    """A space by its name, or from a TOML file."""
+    """Load a space by its name, or from a TOML file."""
     path = Path(source)
     try:
         if source in names():
@@ -188,7 +191,7 @@ def load(source: str) -> Space:
 
 
 def parse(content: str, source: str) -> Space:
-    """A space from TOML: fields with or without tables, as in a recipe."""
+    """Parse a space from TOML. Fields have tables or not, as in a recipe."""
     try:
         given = tomllib.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""The trials of a search, in a journal file that any number of processes share.
+"""The trials of a search, in a journal file that several processes share.
 
-A trial belongs to a group, which trains as one ensemble in one run folder. Whoever trains a group
-holds a lock, its claim. A group that has unfinished trials and is not claimed is waiting: it has
-not begun, or its process has ended. So work is shared and picked up in the same way, and no clock
-decides whether a process is alive.
+A trial belongs to a group. A group trains as one ensemble in one run folder. The process that
+trains a group holds a lock, its claim. A group with unfinished trials and no claim is waiting: it
+has not started, or its process has ended. So a process takes new and abandoned groups in the same
+way, and needs no timeout to find dead processes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class Trials:
     """The trials in the folder of a search.
 
     Args:
-        folder: of the search.
-        plan: what it is, and must be where the journal has one. Default: that of the journal.
+        folder: the folder of the search.
+        plan: the plan. It must equal that of the journal, if there is one. Default None: the plan
+            of the journal.
     """
 
     def __init__(self, folder: SearchFolder, plan: Plan | None = None) -> None:
@@ -64,10 +65,10 @@ class Trials:
 
     def _study(self) -> optuna.Study:
         journal, lock = self.folder.journal, self.folder.lock("journal")
-        with lock:  # so nobody writes: a line without an end is from a process that was killed
+        with lock:  # nobody writes now, so an incomplete line is from a process that was killed
             if journal.is_file() and not (content := journal.read_bytes()).endswith(b"\n"):
                 os.truncate(journal, content.rfind(b"\n") + 1)
-        held: Any = lock  # Optuna's own outlive a process that is killed
+        held: Any = lock  # Optuna's own locks outlive a process that is killed
         try:
             storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=held))
             return optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
@@ -77,7 +78,7 @@ class Trials:
             ) from None
 
     def all(self) -> list[FrozenTrial]:
-        """Those that count: not one that was cut short while it was proposed."""
+        """Return all trials except those whose proposal was interrupted."""
         trials = self.study.get_trials(deepcopy=False)
         return [t for t in trials if t.state != FAIL or INVALID in t.user_attrs]
 
@@ -85,7 +86,7 @@ class Trials:
         return [trial for trial in self.all() if not trial.state.is_finished()]
 
     def best(self) -> FrozenTrial | None:
-        """The complete trial with the smallest value, the first of equals."""
+        """Return the complete trial with the smallest value, the first of equals; None if none."""
         complete = [trial for trial in self.all() if trial.state == COMPLETE]
         return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
 
@@ -93,10 +94,12 @@ class Trials:
     def taken(
         self, total: int, batch: int, valid: Callable[[Recipe], None]
     ) -> Iterator[Group | None]:
-        """A waiting group, claimed; None where `total` trials are given out and none is waiting.
+        """Claim a waiting group and yield it; None if there are `total` trials and none waits.
 
-        `batch` trials are proposed at a time. `valid` raises a UserError for a recipe that cannot
-        be trained; then the trial fails.
+        Args:
+            total: number of trials of the search.
+            batch: number of trials to propose at a time.
+            valid: raises a UserError for a recipe that cannot be trained. Its trial then fails.
         """
         with self._lock:
             self._fail_half_proposed()
@@ -114,7 +117,7 @@ class Trials:
             claim.release()
 
     def _fail_half_proposed(self) -> None:
-        """Trials without a group: their process was killed, for this one has the lock."""
+        """Fail trials without a group. This process has the lock, so theirs was killed."""
         for trial in self.unfinished():
             if GROUP not in trial.user_attrs:
                 self.study.tell(trial.number, state=FAIL)
@@ -128,8 +131,8 @@ class Trials:
         return None
 
     def _propose(self, batch: int, valid: Callable[[Recipe], None]) -> None:
-        """Ask for trials and put them into groups."""
-        # Each batch has a seed of its own, so that processes do not repeat each other.
+        """Ask Optuna for trials and put them into groups."""
+        # Each batch has its own seed, so that processes do not repeat each other.
         known = len(self.study.get_trials(deepcopy=False))
         self.study.sampler = TPESampler(seed=self.plan.seed + known, constant_liar=True)
         parameters = self.plan.space.parameters()
@@ -148,17 +151,18 @@ class Trials:
         for _, alike in groupby(sorted(asked, key=shape), key=shape):
             trials = list(alike)
             name = f"trials-{min(trial.number for trial in trials)}"
-            Group(name, trials, self.plan)  # which says where memory does not suffice
+            Group(name, trials, self.plan)  # raises if memory does not suffice
             for frozen in trials:
                 self._open(frozen).set_user_attr(GROUP, name)
 
     def _open(self, trial: FrozenTrial) -> Trial:
-        """A trial to report to, also one that another process has asked for."""
+        """Return a trial to report to, even if another process has asked for it."""
         return Trial(self.study, trial._trial_id)
 
     def report(self, group: Group, values: dict[int, float], epoch: int) -> None:
-        """Tell Optuna the value of each trial after an epoch; then those are pruned that it gives
-        up. An epoch that was reported before has been judged.
+        """Report the value of each trial after an epoch to Optuna, and prune the trials it rejects.
+
+        Skip trials that have reported this epoch before. `values` is {number of a trial: value}.
         """
         fresh = [
             self._open(trial)
@@ -172,12 +176,12 @@ class Trials:
                 self.study.tell(trial, state=PRUNED)
 
     def current(self, group: Group) -> list[FrozenTrial]:
-        """The trials of a group as they are now."""
+        """Return the current state of the trials of a group."""
         trials = self.study.get_trials(deepcopy=False)
         return [trials[trial.number] for trial in group.trials]
 
     def pruned(self, group: Group, epoch: int) -> set[int]:
-        """The members that need not be trained after an epoch."""
+        """Return the members that need no training after an epoch."""
         members: dict[bool, set[int]] = {True: set(), False: set()}
         for trial in self.current(group):
             over = trial.state == PRUNED and (trial.last_step or 0) <= epoch
@@ -185,7 +189,7 @@ class Trials:
         return members[True] - members[False]
 
     def finish(self, group: Group, values: dict[int, float]) -> None:
-        """Tell Optuna the final values of the trials that were not pruned."""
+        """Report the final values of the trials that were not pruned to Optuna."""
         for trial in self.current(group):
             if trial.state == RUNNING:
                 self.study.tell(trial.number, values[trial.number])

@@ -1,1 +1,1 @@
-"""Sweeps: a grid or a list of recipes, run by many processes or machines, and one table."""
+"""Sweeps: train a grid or a list of recipes on many processes or machines, into one table."""

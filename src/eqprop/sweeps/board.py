@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: all tasks in one table that is written over, or plain lines."""
+"""Progress of a sweep: a table of all tasks that updates in place, or plain lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RIGHT = (1, 3, 4, 5, 6)  # columns of numbers
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Lines of aligned cells; the first row is the head."""
+    """Return lines of aligned cells. `right` lists the columns to align right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -32,7 +32,7 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
 
 
 class Board(Watcher):
-    """The tasks of a sweep. Ctrl-C sets `stop_requested`, as for a run."""
+    """Shows the tasks of a sweep. Ctrl-C sets `stop_requested`, as for a run."""
 
     def __init__(self, tasks: Sequence[Task], folders: dict[str, RunFolder]) -> None:
         self._tasks, self._folders = tasks, folders
@@ -44,11 +44,11 @@ class Board(Watcher):
         self._drawn = 0
 
     def already(self, name: str) -> None:
-        """A task was done before this sweep began."""
+        """Mark a task that was done before the sweep started."""
         self._ended[name] = Ended(State.DONE)
 
     def running(self, names: set[str]) -> None:
-        """These tasks run now; the others wait or have ended."""
+        """Set the tasks that run now. The others wait or have ended."""
         now = time.monotonic()
         for name in names - self._running:
             self._since.setdefault(name, now)
@@ -64,7 +64,7 @@ class Board(Watcher):
             self.say(f"{name}: {how.state.value}{self._remark(name)}")
 
     def draw(self) -> None:
-        """Write the table over the last one."""
+        """Draw the table in place of the last one."""
         if not self._terminal:
             return
         size = shutil.get_terminal_size()

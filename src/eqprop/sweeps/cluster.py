@@ -1,8 +1,8 @@
-"""Run tasks on a Ray cluster: plain Ray tasks, one ensemble each.
+"""Run tasks on a Ray cluster: one Ray task per ensemble.
 
-Only the code, the recipe and the data's name travel. A worker that sees the folder of the sweep
-trains in it, and goes on there after another worker was lost. One that does not see it trains in a
-folder of its own, from the beginning, and sends the finished run folder.
+Workers get only the code, the recipe and the name of the data set. A worker that sees the folder of
+the sweep trains in it, and resumes there after another worker was lost. A worker that does not see
+it trains in its own folder, from the beginning, and sends the finished run folder.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from eqprop.runs.recipe import UserError
 from eqprop.sweeps import extras, worker
 from eqprop.sweeps.worker import Ended, Job, State
 
-TOKEN = ".driver"  # in the folder of a sweep: who sees it sees the folder
+TOKEN = ".driver"  # file in the folder of a sweep: a worker that reads it sees the folder
 ARRIVING = ".arriving"
 LOOPBACK = "127.0.0.1"
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # send nothing to anybody
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # which Ray warns about otherwise
+    "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoid a warning of Ray
 }
 
 
 @dataclass
 class Cluster:
-    """The tasks of a sweep on a Ray cluster.
+    """Runs the tasks of a sweep on a Ray cluster.
 
     Args:
         out: the folder of the sweep.
-        address: of the cluster; None starts one on this machine, for as long as the sweep lasts.
-        retries: how often a task starts again whose worker was lost.
-        cpus, gpus: what Ray reserves for each task.
+        address: address of the cluster. None: start one on this machine for the sweep.
+        retries: number of restarts of a task whose worker was lost.
+        cpus, gpus: numbers that Ray reserves per task.
     """
 
     out: Path
@@ -55,7 +55,7 @@ class Cluster:
     _ray: Any = field(init=False)
     _token: str = field(default_factory=lambda: secrets.token_hex(16))
     _jobs: dict[str, Job] = field(default_factory=dict)
-    _pending: dict[Any, str] = field(default_factory=dict)  # what will tell how a task ended
+    _pending: dict[Any, str] = field(default_factory=dict)  # reference -> task
 
     def __enter__(self) -> Self:
         self._ray = extras.ray()
@@ -65,7 +65,7 @@ class Cluster:
             os.environ.setdefault(name, value)
         where: dict[str, Any]
         if self.address is None:
-            # Ray's own store listens on every address of the machine: nobody else has the token.
+            # Ray's store listens on every address of the machine. The token keeps others out.
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
             where = {"include_dashboard": False, "_node_ip_address": LOOPBACK}
         else:
@@ -105,12 +105,12 @@ class Cluster:
 
     @property
     def running(self) -> set[str]:
-        """Those whose folder is seen from here. Ray alone knows about the others."""
+        """The tasks whose run folder is visible here. Only Ray knows about the others."""
         return {n for n in self._pending.values() if RunFolder(self._jobs[n].folder).begun}
 
     @property
     def lacking(self) -> str | None:
-        """What no machine has, so that tasks wait until one does; None if one has it."""
+        """The resources of a task, if no machine has them; None if one has."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus}
         for node in self._ray.nodes():
             there = node["Resources"] if node["Alive"] else {}
@@ -121,10 +121,10 @@ class Cluster:
     def stop(self) -> None:
         """Tell the tasks to save and stop, and start no more."""
         for reference in self._pending:
-            self._ray.cancel(reference)  # as Ctrl-C would, in the worker
+            self._ray.cancel(reference)  # acts as Ctrl-C in the worker
 
     def wait(self, seconds: float) -> list[tuple[str, Ended]]:
-        """The tasks that have ended, after so long at most."""
+        """Wait at most this long for a task to end; return the tasks that have ended."""
         references = list(self._pending)
         ready, _ = self._ray.wait(references, num_returns=1, timeout=seconds)
         return [(name := self._pending.pop(it), self._result(name, it)) for it in ready]
@@ -145,7 +145,7 @@ class Cluster:
         return Ended(ended.state, ended.message)
 
     def _unpack(self, packed: bytes, folder: Path) -> None:
-        """Put a finished run folder in its place, whole or not at all."""
+        """Move a finished run folder to its place, complete or not at all."""
         arriving = self.out / ARRIVING / folder.name
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(arriving, filter="data")
@@ -155,14 +155,14 @@ class Cluster:
 
 
 def _knock(address: str) -> None:
-    """Raise `OSError` where nobody listens, which Ray would find out after minutes."""
+    """Raise `OSError` if nothing listens at the address. Ray would take minutes to find out."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _train_there(job: Job, out: str, token: str) -> tuple[Ended, bytes | None]:
-    """Train a job on this worker. Returns its run folder too if the driver cannot see that."""
+    """Train a job on this worker; return also its run folder if the driver cannot see it."""
     file = Path(out) / TOKEN
     if file.is_file() and file.read_text() == token:
         return worker.run(job), None

@@ -27,15 +27,15 @@ EXITS = {State.DONE: OK, State.FAILED: USER_ERROR, State.STOPPED: INTERRUPTED}
 
 
 def add(commands: Any) -> None:
-    """Put `sweep` among the commands of `eqprop`."""
+    """Add the command `sweep`."""
     help = "Train a grid or a list of recipes, on this machine or on a Ray cluster, into one table."
     sweep = commands.add_parser(
         "sweep",
         help=help,
         description=help,
-        epilog="What is done is kept: the same command again goes on with the rest. Ctrl-C saves "
-        "and stops every task. docs/sweeps.md has the sweep file and the table. Exit codes: 0 "
-        "done, 2 invalid input or a failed task, 3 done but a network became non-finite, "
+        epilog="The same command again continues with the tasks that are not done. Ctrl-C saves "
+        "and stops every task. docs/sweeps.md describes the sweep file and the table. Exit codes: "
+        "0 done, 2 invalid input or a failed task, 3 done but a network became non-finite, "
         "130 stopped.",
     )
     sweep.set_defaults(command=_sweep)
@@ -44,47 +44,52 @@ def add(commands: Any) -> None:
         "--on", choices=("local", "ray"), default="local", help="where tasks run (default: local)"
     )
     sweep.add_argument(
-        "--address", metavar="A", help="of a Ray cluster (default: start one on this machine)"
+        "--address",
+        metavar="A",
+        help="address of a Ray cluster (default: start one on this machine)",
     )
-    sweep.add_argument("--out", metavar="DIR", help="the sweep's folder (default: runs/FILE)")
+    sweep.add_argument("--out", metavar="DIR", help="folder of the sweep (default: runs/FILE)")
     sweep.add_argument(
         "--jobs",
         type=int,
         metavar="N",
-        help="local processes at a time (default: one per core on a CPU, one on a GPU)",
+        help="number of local processes (default: one per core on a CPU, one on a GPU)",
     )
     sweep.add_argument(
         "--pack",
         type=int,
         metavar="N",
-        help="networks per task at most (default: as many as can train as one ensemble)",
+        help="largest number of networks per task (default: all that can train as one ensemble)",
     )
     sweep.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     sweep.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads per task (default: cores / jobs)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="number of CPU threads per task (default: cores / jobs)",
     )
     sweep.add_argument(
         "--retries",
         type=int,
         default=2,
         metavar="N",
-        help="start a task so often again whose process was killed (default: 2)",
+        help="number of restarts of a task whose process was killed (default: 2)",
     )
     sweep.add_argument(
-        "--data", metavar="DIR", help="folder of the data files, where the tasks run"
+        "--data", metavar="DIR", help="folder of the data files on the machines that run tasks"
     )
     sweep.add_argument(
-        "--task", type=int, metavar="I", help="run the I-th task alone, here: for job arrays"
+        "--task", type=int, metavar="I", help="run only task I, in this process: for job arrays"
     )
     sweep.add_argument(
         "--dry-run",
         action="store_true",
-        help="print tasks, networks, parameters, and estimated time and memory; run nothing",
+        help="print tasks, networks, parameters, estimated time and memory; train nothing",
     )
     sweep.add_argument(
         "--table",
         metavar="DIR",
-        help=f"only write DIR/{FILE} from the run folders below DIR, whoever made them",
+        help=f"only write DIR/{FILE} from all run folders below DIR",
     )
 
 
@@ -106,7 +111,7 @@ def _sweep(options: argparse.Namespace) -> int:
     jobs = _jobs(options, len(tasks))
     threads = _threads(options, jobs)
     if options.dry_run:
-        device = options.device if options.on == "local" else "cpu"  # a cluster's is elsewhere
+        device = options.device if options.on == "local" else "cpu"  # a cluster's GPU is elsewhere
         plan.show(tasks, jobs if options.on == "local" else 1, device, threads, options.data)
         return OK
     if options.task is not None:
@@ -142,7 +147,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _jobs(options: argparse.Namespace, tasks: int) -> int:
-    """How many tasks share the cores of this machine. On a cluster, as many as it has cores."""
+    """Return how many tasks share the cores of this machine. For Ray, the number of cores."""
     cores = os.cpu_count() or 1
     if options.on == "ray":
         return cores
@@ -150,7 +155,7 @@ def _jobs(options: argparse.Namespace, tasks: int) -> int:
 
 
 def _threads(options: argparse.Namespace, jobs: int) -> int:
-    """Threads of each task, so that those that run together fill the cores once."""
+    """Return the number of threads per task, so that concurrent tasks use each core once."""
     return int(options.threads or max(1, (os.cpu_count() or 1) // jobs))
 
 
@@ -171,7 +176,7 @@ def _finished(
     results: Mapping[str, Ended],
     options: argparse.Namespace,
 ) -> int:
-    """Say what came of a sweep, and write its table."""
+    """Print the results of a sweep and write its table; return the exit code."""
     for task in tasks:
         ended = results[task.name]
         if ended.state is State.FAILED:

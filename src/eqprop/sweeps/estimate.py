@@ -1,4 +1,4 @@
-"""Time and memory of a task, from some minibatches of its own recipe on this machine."""
+"""Estimate time and memory of a task from a few minibatches of its recipe on this machine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from eqprop.runs.training import Training
 from eqprop.seeds import generator
 from eqprop.splits import Split
 
-REPEATS, FEW = 3, 5  # timings, and minibatches in the first of them
-SECONDS = 0.5  # that one timing should take
-TESTED = 200  # samples
+REPEATS, FEW = 3, 5  # number of timings, and of minibatches in the first
+SECONDS = 0.5  # intended duration of one timing
+TESTED = 200  # number of test samples per timing
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a task would take.
+    """Estimated cost of a task.
 
     Args:
-        seconds: of all epochs, testing after each included.
-        bytes: the most that its tensors hold at any one time, data included.
-        minibatches: how many were timed.
+        seconds: time of all epochs, including the test after each.
+        bytes: peak memory of its tensors, including the data.
+        minibatches: number of minibatches timed.
     """
 
     seconds: float
@@ -40,14 +40,14 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
-    """Train some minibatches and test some samples of a recipe, and count the rest."""
+    """Train a few minibatches and test a few samples of a recipe; extrapolate to the whole run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotSettled)
         return _estimate(recipe, data, device, threads)
 
 
 def _estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
-    with Peak() as peak:  # it slows things down: nothing is timed within
+    with Peak() as peak:  # slows the code down, so time nothing here
         training = Training(recipe, data, device=device, threads=threads)
         _timed(training, FEW)
     each = _timed(training, FEW) / FEW
@@ -62,7 +62,7 @@ def _estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -
 
 
 def _timed(training: Training, minibatches: int) -> float:
-    """Seconds that some minibatches take, samples and signs of β drawn as in training."""
+    """Return the seconds that several minibatches of random samples take."""
     networks, n = len(training.members), len(training.data.train)
     shape = (minibatches, networks, min(training.recipe.batch, n))
     index = torch.randint(n, shape, generator=generator(training.recipe.seed, "estimate"))

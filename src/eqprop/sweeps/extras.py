@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Optional packages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from eqprop.runs.recipe import UserError
 
 
 class Missing(UserError):
-    """A package is not installed, but all else can be done."""
+    """An optional package is not installed."""
 
 
 def pyarrow() -> Any:
-    """pyarrow with its Parquet module."""
+    """Return pyarrow with its Parquet module."""
     _module("pyarrow.parquet", "tables as Parquet need pyarrow")
     return importlib.import_module("pyarrow")
 

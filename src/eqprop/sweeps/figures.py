@@ -1,4 +1,4 @@
-"""Error against each setting of a sweep."""
+"""Figure of a sweep: the error against each setting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from eqprop.sweeps.table import Table, short, text
 
 
 def kinds(table: Table) -> str:
-    """The splits that the networks were measured on, in words."""
+    """Return the splits on which the networks were measured, as text."""
     return " or ".join(sorted(table.measured))
 
 
 def errors(table: Table, file: Path) -> Path:
-    """One panel per setting: the last error of each network, and mean ± standard deviation of all
-    networks with that value, whatever their other settings are.
+    """Draw one panel per setting; return the file.
+
+    A panel shows the last error of each network, and mean ± standard deviation per value of the
+    setting, over all values of the other settings.
     """
     plt = pyplot()
     varied = table.varied or ["seed"]

@@ -1,6 +1,6 @@
-"""The sweep file: which recipes, with which values, as TOML.
+"""The sweep file: recipes and their values, as TOML.
 
-A grid is every combination of the values of some fields:
+A grid is every combination of the values of several fields:
 
     recipe = "c-ep-1h"
     seeds = 5
@@ -12,7 +12,7 @@ A grid is every combination of the values of some fields:
     nudging.beta = [0.1, 0.2, 0.5]
     rule.free_steps = [20, 40]
 
-A list names each recipe and what it replaces:
+A list names each recipe and the fields to replace:
 
     [[run]]
     recipe = "ep-1h"
@@ -21,7 +21,7 @@ A list names each recipe and what it replaces:
     recipe = "c-vf-1h"
     network.angle = [0, 45, 90]
 
-Fields are named as in a recipe, with or without their table. `[set]` holds for every run.
+Fields have the names of a recipe, with or without their table. `[set]` applies to every run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ KEYS = ("recipe", "seeds", "set", "grid", "run")
 
 
 def read(file: Path) -> list[Recipe]:
-    """The recipes that a sweep file asks for, in its order.
+    """Return the recipes of a sweep file, in its order.
 
-    Those of a grid that differ in β, angle and learning rates alone are one recipe, with lists.
+    Runs of a grid that differ only in β, angle and learning rates are one recipe, with lists.
     """
     given = _toml(file)
     if unknown := [key for key in given if key not in KEYS]:
@@ -112,7 +112,7 @@ def _fields(file: Path, place: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _load(file: Path, place: str, recipe: Any, fields: Mapping[str, Any]) -> Recipe:
     if not isinstance(recipe, str):
         raise UserError(f'{file}: {place}: needs recipe = "NAME": see `eqprop recipes`')
-    beside = file.parent / recipe  # a recipe file is looked for beside the sweep file first
+    beside = file.parent / recipe  # a recipe file beside the sweep file comes first
     source = str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe
     try:
         return recipes.load(source, fields)

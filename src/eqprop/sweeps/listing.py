@@ -1,4 +1,4 @@
-"""The settings of a table as text: what `sweep`, `show` and `compare` print."""
+"""The settings of a table as text, for `sweep`, `show` and `compare`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eqprop.sweeps.table import Table
 
 
 def show(table: Table, path: Path) -> int:
-    """Print the settings of a table, and draw the error against each of them."""
+    """Print the settings of a table and draw the error against each; return the exit code."""
     for folder in dict.fromkeys(row["folder"] for row in table.unfinished.rows):
         print(printable(f"not finished, left out: {folder}"))
     if not table.complete.rows:
@@ -31,7 +31,7 @@ def show(table: Table, path: Path) -> int:
 
 
 def show_settings(table: Table) -> None:
-    """Print errors, mean ± standard deviation over the seeds, of each setting that is complete."""
+    """Print the errors of each complete setting, mean ± standard deviation over the seeds."""
     for problem in table.problems:
         print(printable(f"left out: {problem}"))
     measured = f"{figures.kinds(table)} error"
@@ -52,7 +52,7 @@ def show_settings(table: Table) -> None:
 
 
 def compared(table: Table, path: Path, name_split: bool) -> Iterator[tuple[str, str]]:
-    """The name of each setting of a table, with its split if asked for, and its cells."""
+    """Yield the name and the cells of each setting of a table; `name_split` adds the split."""
     for setting in table.complete.settings():
         epochs = max(row["epochs"] for row in setting.rows)
         errors = setting.error("final", "train"), setting.error("final"), setting.error("last_ten")

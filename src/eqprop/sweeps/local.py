@@ -19,7 +19,7 @@ from eqprop.exits import INTERRUPTED, OK
 from eqprop.sweeps.worker import Ended, Job, State
 
 WORKER = [sys.executable, "-m", "eqprop.sweeps.worker"]
-LAST_SECONDS = 10.0  # for workers to end that must stop at once
+LAST_SECONDS = 10.0  # time for workers to stop before they are killed
 
 
 @dataclass
@@ -30,10 +30,12 @@ class _Running:
 
 @dataclass
 class Local:
-    """At most `jobs` tasks at a time, each in a process of its own.
+    """Runs tasks on this machine, one process per task.
 
-    A task whose process is killed starts again, up to `retries` times. What the processes print is
-    in `logs`, one file per task.
+    Args:
+        jobs: largest number of processes at a time.
+        retries: number of restarts of a task whose process was killed.
+        logs: folder for the output of the processes, one file per task.
     """
 
     jobs: int
@@ -55,7 +57,7 @@ class Local:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop what still runs, at once."""
+        """Stop the remaining processes at once."""
         for running in self._running:
             running.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + LAST_SECONDS
@@ -74,7 +76,7 @@ class Local:
 
     @property
     def lacking(self) -> None:
-        """Nothing that tasks would wait for."""
+        """None: tasks wait for no resources."""
 
     @property
     def busy(self) -> bool:
@@ -91,7 +93,7 @@ class Local:
             running.process.send_signal(signal.SIGINT)
 
     def wait(self, seconds: float) -> list[tuple[str, Ended]]:
-        """The tasks that have ended, after so long at most."""
+        """Wait at most this long for a task to end; return the tasks that have ended."""
         deadline = time.monotonic() + seconds
         while True:
             ended = [*self._stopped(), *self._ended()]
@@ -100,7 +102,7 @@ class Local:
             time.sleep(0.05)
 
     def _stopped(self) -> list[tuple[str, Ended]]:
-        """Those that will not start any more."""
+        """Return the waiting tasks that will not start, because the sweep is stopping."""
         if not self._stopping:
             return []
         names = [name for name, _ in self._waiting]
@@ -121,7 +123,7 @@ class Local:
         return found
 
     def _verdict(self, name: str, code: int) -> Ended | None:
-        """What the end of a process means; None: the task starts again."""
+        """Return how the task of a process with this exit code ended; None: restart the task."""
         if code == OK:
             return Ended(State.DONE)
         if code == INTERRUPTED or (code < 0 and self._stopping):
@@ -150,12 +152,12 @@ class Local:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches the driver alone
+                    start_new_session=True,  # Ctrl-C reaches only the driver
                 )
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # where it has died, which its end will tell
+            with suppress(BrokenPipeError):  # it has died; its exit code will say so
                 process.stdin.write(msgspec.json.encode(job) + b"\n")
-                process.stdin.flush()  # and left open: its end means that the driver is gone
+                process.stdin.flush()  # stays open: its end means that the driver is gone
             self._running.append(_Running(name, process))
 
 

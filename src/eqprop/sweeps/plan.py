@@ -1,4 +1,4 @@
-"""`eqprop sweep --dry-run`: what a sweep would take."""
+"""`eqprop sweep --dry-run`: the estimated cost of a sweep."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from eqprop.sweeps.tasks import FIELDS, Task
 
 
 def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str | None) -> None:
-    """Print tasks, networks and parameters, and estimates of time and memory, measured here.
+    """Print tasks, networks, parameters, and time and memory estimated on this machine.
 
     Args:
-        tasks: those of the sweep.
-        jobs: how many run at a time.
-        device, threads: with which each task trains.
-        data: the folder of the data files; None: where the data's name leads.
+        tasks: the tasks of the sweep.
+        jobs: number of tasks at a time.
+        device, threads: device and number of threads per task.
+        data: the folder of the data files. None: find it by the name of the data set.
     """
     before = memory.held()
     estimates = list(_estimates(tasks, device, threads, data))
@@ -60,7 +60,10 @@ def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str 
 def _estimates(
     tasks: Sequence[Task], device: str, threads: int, data: str | None
 ) -> Iterator[Estimate | None]:
-    """One per task; tasks that differ in values alone take the same. None: it is non-finite."""
+    """Yield one estimate per task, None if the task becomes non-finite.
+
+    Tasks that differ only in β, angle, learning rates and seed share one estimate.
+    """
     measured: dict[Any, Estimate | None] = {}
     loaded: dict[str, datasets.Dataset] = {}
     for task in tasks:
@@ -83,7 +86,7 @@ def _time(seconds: float) -> str:
 
 
 def _together(seconds: Sequence[float], jobs: int) -> float:
-    """Until the last of some tasks ends, so many at a time, each started when another ends."""
+    """Return the time until the last task ends, if `jobs` tasks run at a time."""
     free = [0.0] * jobs
     for each in seconds:
         free[free.index(min(free))] += each

@@ -1,4 +1,4 @@
-"""A sweep in its folder: run what is not done, keep what is."""
+"""A sweep and its folder: run the tasks that are not done."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from eqprop.sweeps.board import Board
 from eqprop.sweeps.tasks import Task
 from eqprop.sweeps.worker import Ended, Job, State, is_done
 
-REFRESH = 0.5  # seconds between two looks at the tasks
+REFRESH = 0.5  # seconds between two updates of the board
 
 
 class Place(Protocol):
-    """Where tasks run."""
+    """Runs tasks, on this machine or a cluster."""
 
     def submit(self, name: str, job: Job) -> None:
-        """Take on a task."""
+        """Add a task."""
 
     @property
     def lacking(self) -> str | None:
-        """What tasks will have to wait for; None if nothing."""
+        """The resources that tasks must wait for; None if there are enough."""
 
     @property
     def busy(self) -> bool:
@@ -42,16 +42,16 @@ class Place(Protocol):
         """Tell the tasks to save and stop, and start no more."""
 
     def wait(self, seconds: float) -> list[tuple[str, Ended]]:
-        """The tasks that have ended, after so long at most."""
+        """Wait at most this long for a task to end; return the tasks that have ended."""
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """What lies in the folder of a sweep.
+    """The folder of a sweep.
 
     sweep.toml       the sweep file
     tasks/NAME       one run folder per task
-    logs/NAME.txt    what a local process has printed
+    logs/NAME.txt    the output of a local process
     table.parquet    one row per network, derived from the run folders
     """
 
@@ -78,7 +78,7 @@ class SweepFolder:
         return Job(task.recipe.to_toml(), folder, device, threads, data)
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """Refuse a folder that holds something else. Touches nothing."""
+        """Raise if the folder holds something else. Change nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file: choose another --out")
         expected = {task.name for task in tasks}
@@ -102,13 +102,13 @@ class SweepFolder:
         jobs: Mapping[str, Job],
         content: bytes,
     ) -> dict[str, Ended]:
-        """Run every task that is not done. Returns how each ended.
+        """Run every task that is not done; return how each task ended, by name.
 
         Args:
             tasks: all tasks of the sweep.
-            place: where they run.
-            jobs: what travels to a worker, by the name of the task.
-            content: of the sweep file, kept beside the results.
+            place: runs them.
+            jobs: {name of a task: job}.
+            content: content of the sweep file, saved with the results.
         """
         self.check(tasks)
         with held(self.path, "running a sweep in this folder"):
@@ -139,7 +139,7 @@ class SweepFolder:
 
 
 def _ends(place: Place, board: Board) -> Iterator[tuple[str, Ended]]:
-    """Each task as it ends. Tasks are told to stop when the board is."""
+    """Yield each task as it ends. Stop all tasks if the board requests it."""
     told = False
     while place.busy:
         board.running(place.running)

@@ -1,10 +1,9 @@
 """The table of results: one row per network, derived from run folders.
 
-Settings are columns by the table and name of their field ("rule.free_steps"): β, angle and learning
-rates always, others where the recipes differ. `measured` says whether a run measured the test set
-or samples that it held out for validation; the names of the errors say so as well. Errors are in %,
-empty where a network became non-finite or was pruned. `seconds` are those of the whole ensemble
-that a network was trained in.
+Settings are columns with the path of their field ("rule.free_steps"): β, angle and learning rates
+always, others if the recipes differ. `measured` is the split on which a run was measured, "test" or
+"validation", as in the names of the errors. Errors are in %, and empty if a network became
+non-finite or was pruned. `seconds` is the time of the whole ensemble of a network.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from eqprop.sweeps import extras
 from eqprop.sweeps.sweep import SweepFolder
 
 FILE = "table.parquet"
-NEVER = ("name", "description", "epochs", "seeds", "seed")  # columns of their own, or no setting
-# What is known of a network beside its settings, and the type of the column.
+NEVER = ("name", "description", "epochs", "seeds", "seed")  # no settings, or separate columns
+# The columns besides the settings, and their types.
 RESULTS = {
     "seed": "int64",
     "measured": "string",
@@ -55,18 +54,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """The networks that differ in their seed alone."""
+    """Networks that differ only in their seed."""
 
     label: str
     rows: list[Row]
 
     @property
     def measured(self) -> str:
-        """The split that its runs measured."""
+        """The split on which its runs were measured."""
         return str(self.rows[0]["measured"])
 
     def error(self, which: str, split: str | None = None) -> Measured:
-        """The "final", "last_ten" or "best" error, by default on the split that was measured."""
+        """Return the "final", "last_ten" or "best" error, by default of the measured split."""
         return Measured.of(row[f"{which}_{split or self.measured}_error"] for row in self.rows)
 
     @property
@@ -75,19 +74,19 @@ class Setting:
 
     @property
     def seconds(self) -> float | None:
-        """Of the ensembles that its networks were trained in; None if nobody knows."""
+        """Time of the ensembles that trained its networks; None if unknown."""
         known = {row["folder"]: row["seconds"] for row in self.rows}.values()
         return None if None in known else sum(known)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Networks and what came of them.
+    """Networks and their results.
 
     Args:
         rows: one per network.
-        root: where the folders that the rows name lie.
-        problems: one line about each run folder that cannot be read, and so is left out.
+        root: the folder that contains the run folders of the rows.
+        problems: one line per run folder that cannot be read and is left out.
     """
 
     rows: list[Row]
@@ -96,7 +95,7 @@ class Table:
 
     @classmethod
     def of(cls, folders: Sequence[RunFolder], root: Path) -> Table:
-        """The networks of some run folders below a folder."""
+        """Return the networks of these run folders, which lie below `root`."""
         recipe_values = [folder.recipe().values() for folder in folders]
         chosen = [
             path
@@ -126,7 +125,7 @@ class Table:
         return cls(rows, file.parent)
 
     def write(self, file: Path) -> Path:
-        """Write the table as Parquet, whole or not at all."""
+        """Write the table as Parquet, atomically; return the file."""
         pyarrow = extras.pyarrow()
         content = io.BytesIO()
         columns = {name: self._column(pyarrow, name) for name in self.rows[0]}
@@ -140,24 +139,24 @@ class Table:
             return pyarrow.array(values, pyarrow.type_for_alias(TYPES[name]))
         try:
             return pyarrow.array(values)
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # of several kinds, as layers may be
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # mixed types, such as layers
             return pyarrow.array([json.dumps(value) for value in values])
 
     @property
     def folders(self) -> list[RunFolder]:
-        """The run folders that are there."""
+        """The run folders that exist."""
         paths = dict.fromkeys(self.root / row["folder"] for row in self.rows)
         return [folder for folder in map(RunFolder, paths) if folder.begun]
 
     @property
     def varied(self) -> list[str]:
-        """The settings in which the networks differ, and the recipe where there are several."""
+        """The settings in which the networks differ, and the recipe if there are several."""
         settings = [column for column in self.rows[0] if column not in TYPES]
         return [c for c in settings if len({_key(row[c]) for row in self.rows}) > 1]
 
     @property
     def measured(self) -> set[str]:
-        """The splits that its runs measured: "test", "validation"."""
+        """The splits on which its runs were measured: "test", "validation"."""
         return {row["measured"] for row in self.rows}
 
     @property
@@ -167,11 +166,11 @@ class Table:
 
     @property
     def unfinished(self) -> Table:
-        """The networks whose run is not."""
+        """The networks whose run is not complete."""
         return Table([row for row in self.rows if not row["complete"]], self.root)
 
     def settings(self) -> list[Setting]:
-        """The networks by setting, in their order."""
+        """Return the networks by setting, in the order of the rows."""
         varied = self.varied if self.rows else []
         groups: dict[str, list[Row]] = {}
         for row in self.rows:
@@ -181,7 +180,7 @@ class Table:
 
 
 def find(path: Path) -> Table | None:
-    """The table of a sweep folder or of a Parquet file; None if it is neither."""
+    """Return the table of a sweep folder or a Parquet file; None if the path is neither."""
     sweep = SweepFolder(path)
     if sweep.is_one:
         return collect(path)
@@ -189,7 +188,7 @@ def find(path: Path) -> Table | None:
 
 
 def collect(below: Path) -> Table:
-    """The networks of every run folder below a folder."""
+    """Return the networks of every run folder below a folder."""
     if not below.is_dir():
         raise UserError(f"{below}: no such folder: give one that holds run folders")
     files = sorted(below.rglob("recipe.toml"))
@@ -208,7 +207,7 @@ def collect(below: Path) -> Table:
 
 
 def short(column: str) -> str:
-    """The name of a setting without its table, as on the command line."""
+    """Return the name of a setting without its table, as on the command line."""
     return recipes.SHORT.get(column, column)
 
 
@@ -256,7 +255,7 @@ def _rows(
 
 
 def _plain(value: Any) -> Any:
-    """As it comes back from a file: lists for tuples."""
+    """Replace tuples by lists, as a file returns them."""
     return [_plain(it) for it in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -1,7 +1,7 @@
 """Tasks: the recipes of a sweep, packed into as few ensembles as possible.
 
-Networks that differ in learning rates, β, angle and seed alone can train as one ensemble. A recipe
-holds every combination of its lists, so what is packed must be such a product.
+Networks that differ only in learning rates, β, angle and seed can train as one ensemble. A recipe
+holds every combination of its lists, so each ensemble must be such a product.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe, UserError
 
 AXES = ("rates", "betas", "angles", "seeds")
-FIELDS = (*recipes.OF_MEMBERS, "seed", "seeds")  # in which the networks of an ensemble may differ
+FIELDS = (*recipes.OF_MEMBERS, "seed", "seeds")  # may differ within an ensemble
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Task:
     """One recipe that trains as one ensemble, in one run folder.
 
     Args:
-        name: of the run folder.
-        label: what tells the task from the others of its sweep.
-        recipe: an ordinary recipe.
+        name: name of the run folder.
+        label: the values in which the task differs from others of the sweep, as text.
+        recipe: the recipe.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _Product:
-    """Every combination of some values, for networks that are alike in the rest."""
+    """Every combination of the values on four axes. All other fields are equal."""
 
     rest: str  # all other fields
     rates: tuple[tuple[float, ...], ...]
@@ -61,12 +61,12 @@ class _Product:
         return math.prod(len(getattr(self, axis)) for axis in AXES)
 
     def along(self, axis: str, values: tuple[Any, ...]) -> _Product:
-        """The same with other values along an axis."""
+        """Return the same product with other values on one axis."""
         change: dict[str, Any] = {axis: values}
         return replace(self, **change)
 
     def recipe(self, base: Recipe) -> Recipe:
-        """`base` with these values; a list of one is written as the value itself."""
+        """Return `base` with these values. A list of one becomes a plain value."""
         values = (self.rates, self.betas, self.angles)
         fields: dict[str, Any] = {
             path: _plain(value) for path, value in zip(recipes.OF_MEMBERS, values, strict=True)
@@ -78,12 +78,12 @@ class _Product:
 
 
 def pack(asked: Sequence[Recipe], limit: int | None = None) -> list[Task]:
-    """The tasks of a sweep, each with at most `limit` networks. Default None: no limit."""
+    """Return the tasks of a sweep, each with at most `limit` networks. Default None: no limit."""
     if limit is not None and limit < 1:
         raise UserError(f"--pack must be 1 or more, not {limit}")
     bases: dict[str, Recipe] = {}
     products: list[_Product] = []
-    whole: list[Recipe] = []  # not a product of their values: left as they are
+    whole: list[Recipe] = []  # recipes that are no product stay as they are
     for recipe in asked:
         product = _Product.of(recipe)
         if product.size == len(recipe.members()):
@@ -115,7 +115,7 @@ def _refuse_twice(products: Sequence[_Product]) -> None:
 
 
 def _joined(products: Sequence[_Product], axis: str) -> Iterator[_Product]:
-    """Products that differ along one axis alone become one; seeds only if they are consecutive."""
+    """Join products that differ only on one axis. Join seeds only if they are consecutive."""
     alike: dict[_Product, list[_Product]] = {}
     for product in products:
         alike.setdefault(product.along(axis, ()), []).append(product)
@@ -132,7 +132,10 @@ def _consecutive(seeds: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _parts(product: _Product, limit: int | None) -> Iterator[_Product]:
-    """Parts with at most `limit` networks, of like sizes, seeds together if they fit."""
+    """Split a product into parts of similar size with at most `limit` networks.
+
+    Seeds of one setting stay together if they fit.
+    """
     if limit is None or product.size <= limit:
         yield product
         return

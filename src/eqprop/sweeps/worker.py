@@ -1,7 +1,7 @@
-"""Train one task of a sweep, wherever that is: the way of `eqprop train`, and how it ended.
+"""Train one task of a sweep in this process, and report how it ended.
 
-`python -m eqprop.sweeps.worker` reads the job as one line of JSON from its input and trains it. It
-stops and saves when its input ends, since then whoever started it is gone.
+`python -m eqprop.sweeps.worker` reads the job as one line of JSON from its input and trains it.
+When its input ends, the process that started it is gone. It then saves and stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.lock import InUse
 
-PATIENCE = 60.0  # seconds until a process that was told to stop has let go of the folder
+PATIENCE = 60.0  # seconds to wait for a stopping process to release the folder
 
 
 class State(enum.Enum):
@@ -39,7 +39,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task ended, and what there is to say about it."""
+    """How a task ended, and a message about it."""
 
     state: State
     message: str = ""
@@ -47,14 +47,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that travels to a worker.
+    """Everything that a worker needs.
 
     Args:
-        recipe: as TOML.
+        recipe: the recipe as TOML.
         folder: the run folder.
-        device: "cpu" or "cuda".
-        threads: of the engine; None: one per core.
-        data: the folder of the data files; None: where the data's name leads.
+        device: "cpu" or "cuda". Default "cpu".
+        threads: number of threads of the engine. Default None: one per core.
+        data: the folder of the data files. Default None: find it by the name of the data set.
     """
 
     recipe: str
@@ -65,8 +65,8 @@ class Job:
 
 
 def run(job: Job) -> Ended:
-    """Train a job from where its folder is, to the end unless it is told to stop."""
-    torch.set_num_threads(1)  # small tensors are faster on one; engines have their own
+    """Train a job from the latest state of its folder until it is done, fails or is stopped."""
+    torch.set_num_threads(1)  # small tensors are faster on one thread; engines have their own
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -83,7 +83,7 @@ def run(job: Job) -> Ended:
 
 
 def is_done(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether a run folder holds all that a recipe asks for, undamaged."""
+    """Return whether a run folder holds the complete and intact run of a recipe."""
     if not (folder.begun and folder.finished):
         return False
     try:
@@ -96,12 +96,12 @@ def is_done(folder: RunFolder, recipe: Recipe) -> bool:
 
 def _train(job: Job) -> None:
     recipe, folder = recipes.from_toml(job.recipe.encode(), job.folder), RunFolder(job.folder)
-    if is_done(folder, recipe):  # by a worker that was lost before it could say so
+    if is_done(folder, recipe):  # by a worker that was lost before it reported
         return
     resume = folder.begun
-    folder.check(recipe, resume)  # before data is looked for
+    folder.check(recipe, resume)  # fail before loading data
     known = folder.data_folder() if resume else None
-    here = known if known and os.path.isdir(known) else None  # it may be another machine's
+    here = known if known and os.path.isdir(known) else None  # may be on another machine
     place = job.data or here
     data = datasets.load(recipe.data.name, place)
     train(recipe, data, folder.path, device=job.device, resume=resume, threads=job.threads)
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def _line() -> bytes:
-    """The first line of the input, which stays open."""
+    """Read the first line of the input, and leave the input open."""
     read = b""
     while not read.endswith(b"\n") and (more := os.read(0, 1 << 16)):
         read += more

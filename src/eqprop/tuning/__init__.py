@@ -1,4 +1,4 @@
-"""The paper's own procedure for choosing T, K, β and learning rates (appendix F.1)."""
+"""The paper's procedure to choose T, K, β and learning rates (appendix F.1)."""
 
 from eqprop.tuning.choices import Balance, Choices
 from eqprop.tuning.procedure import Tuned, tune

@@ -1,8 +1,8 @@
 """The scale of the learning rates, then β, by the train error.
 
 "The typical range of learning rates is [10⁻³, 10⁻¹] … Hyperparameters where adjusted until having a
-train error the closest to zero" (appendix F.1). In which order is left open; here one after the
-other, all values of one as one ensemble.
+train error the closest to zero" (appendix F.1). The appendix leaves the order open. Here the scale
+comes first, then β. All values of one hyperparameter train as one ensemble.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from eqprop.tuning.trials import Trials
 def choose_scale(
     trials: Trials, found: Mapping[str, Any], magnitudes: Sequence[float], choices: Choices
 ) -> Step:
-    """The learning rates with the least train error.
+    """Choose the learning rates with the smallest train error.
 
     Args:
         trials: trains the networks.
-        found: T, K and β so far, by their fields.
-        magnitudes: of the gradients, which give the ratio of the rates.
-        choices: the range of the largest rate.
+        found: {field: value} of T, K and β so far.
+        magnitudes: magnitudes of the gradients, input → output. They give the ratio of the rates.
+        choices: gives the range of the largest rate.
     """
     scales = one_two_five(choices.rates)
     rates = [list(learning_rates(magnitudes, scale)) for scale in scales]
@@ -56,12 +56,12 @@ def choose_scale(
 def adjust_beta(
     trials: Trials, found: Mapping[str, Any], betas: Sequence[float]
 ) -> tuple[Step, Measured]:
-    """The β with the least train error; and that error.
+    """Choose the β with the smallest train error; return the step and that error.
 
     Args:
         trials: trains the networks.
-        found: T, K and the learning rates so far, by their fields.
-        betas: those with equal signs.
+        found: {field: value} of T, K and the learning rates so far.
+        betas: the values to try, those with equal signs.
     """
     errors = trials.errors("6-beta", {**found, "nudging.beta": list(betas)})
     best = _least(errors)
@@ -82,7 +82,7 @@ def adjust_beta(
 
 
 def _least(errors: Sequence[Measured]) -> int:
-    """Which is the least of those that are known."""
+    """Return the index of the smallest known error."""
     finite = [i for i, error in enumerate(errors) if error.n]
     if not finite:
         raise UserError("rates: every network became non-finite: lower --rates or --beta")
@@ -90,7 +90,7 @@ def _least(errors: Sequence[Measured]) -> int:
 
 
 def _end(best: int, tried: Sequence[float], option: str) -> str:
-    """Where the best is the first or the last of those tried, a better one may lie beyond."""
+    """Return a note if the best value is the first or the last: a better one may lie beyond."""
     if len(tried) == 1 or 0 < best < len(tried) - 1:
         return ""
     return f" (the {'largest' if best else 'smallest'} tried: see {option})"
@@ -106,7 +106,7 @@ def _chart(
 
 
 def recorded(error: Measured) -> dict[str, Any]:
-    """A train error as JSON has it; None where a network became non-finite."""
+    """Return a train error as plain values for JSON; None if a network became non-finite."""
     mean = None if math.isnan(error.mean) else short(error.mean)
     std = None if error.std is None else short(error.std)
     return {"train_error": mean, "std": std}

@@ -1,4 +1,4 @@
-"""What the appendix leaves open, each with a default; and the ranges that it names."""
+"""Choices that the appendix leaves open, with defaults, and the ranges that it gives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from eqprop.runs import UserError
 
 
 class Balance(StrEnum):
-    """What "magnitude" of a layer's gradient the learning rates make up for.
+    """The magnitude of a layer's gradient, to which its learning rate is inversely proportional.
 
-    NORM: the Euclidean norm over all parameters of the synapses that lead to the layer.
-    RMS: the root mean square over them, the size of a typical one.
+    NORM: the Euclidean norm over all parameters of the layer's incoming synapses.
+    RMS: the root mean square over them.
     """
 
     NORM = "norm"
@@ -23,22 +23,22 @@ class Balance(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """How the procedure reads its curves.
+    """The settings of the procedure.
 
     Args:
-        free_steps, nudged_steps, beta, rates: the least and the largest T, K, β and η that are
-            tried: the "typical ranges" of the appendix.
-        settled: the residual at which a free phase counts as converged. It changes
-            Δ = (s_{t+1} − s_t)/β by a thousandth at the smallest β.
+        free_steps, nudged_steps, beta, rates: ranges of T, K, β and the largest η, (low, high). The
+            defaults are the "typical ranges" of the appendix.
+        settled: the residual at which a free phase counts as converged. The default changes
+            Δ = (s_{t+1} − s_t)/β by a thousandth at β = 0.01.
         decayed: the share of Σ_t ‖∇(t)‖ that may come after step K.
-        margin: T and K are first taken that many times as long as measured before training,
-            because a trained network settles more slowly.
-        signs: by how much the share of equal signs may fall below the best of any β.
-        balance: what a layer's gradient is measured by.
-        epochs, seeds: how long, and with how many networks per setting, train errors are measured.
-        shrink: the factor by which T and K are decreased at each trial.
-        rise: a train error has increased if its mean is more than that many standard errors of the
-            difference above the one to compare with.
+        margin: factor on T and K measured before training, because a trained network settles more
+            slowly.
+        signs: largest difference between the share of equal signs and the best of any β.
+        balance: the magnitude of a layer's gradient.
+        epochs, seeds: number of epochs, and of networks per setting, of the short runs.
+        shrink: factor on T or K at each trial of step 7.
+        rise: a train error has increased if its mean exceeds the one before by more than this
+            number of standard errors of the difference.
     """
 
     free_steps: tuple[int, int] = (10, 1000)
@@ -81,18 +81,18 @@ class Choices:
                 raise UserError(f"{field} must be 1 or more, not {getattr(self, field)}")
 
     def values(self) -> dict[str, Any]:
-        """All of them as JSON has them."""
+        """Return all settings as plain values, for JSON."""
         pairs = asdict(self).items()
         return {key: list(it) if isinstance(it, tuple) else it for key, it in pairs}
 
 
 def within(steps: float, limits: tuple[int, int]) -> int:
-    """A number of steps, rounded up, in its range."""
+    """Return a number of steps, rounded up and clipped to its limits (low, high)."""
     return min(max(math.ceil(steps), limits[0]), limits[1])
 
 
 def one_two_five(limits: tuple[float, float]) -> list[float]:
-    """1, 2 and 5 times the powers of ten in a range; its lower end where there are none."""
+    """Return 1, 2 and 5 times the powers of ten in a range; its lower end if there are none."""
     low, high = limits
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     found = [float(f"{m}e{e}") for e in range(first, last + 1) for m in (1, 2, 5)]

@@ -18,20 +18,20 @@ from eqprop.tuning.procedure import tune
 
 DEFAULT = Choices()
 WORDS = {
-    "settled": "step 1: a free phase has converged at this residual",
-    "decayed": "step 2: ∇ has decayed where this share of it is left",
-    "margin": "steps 1 and 2: T and K are first that many times as long as measured",
-    "signs": "step 3: by how much the share of equal signs may fall below the best",
-    "epochs": "steps 5 to 7: epochs of each short run",
-    "seeds": "networks per setting, from the recipe's seed on",
-    "shrink": "step 7: T and K are decreased by this factor",
-    "rise": "step 7: an error has risen if it is that many standard errors higher",
+    "settled": "step 1: residual at which the free phase has converged",
+    "decayed": "step 2: share of ∇ that may come after step K",
+    "margin": "steps 1 and 2: factor on the measured T and K",
+    "signs": "step 3: largest difference of the share of equal signs from the best",
+    "epochs": "steps 5 to 7: number of epochs per short run",
+    "seeds": "number of networks per setting, starting at the recipe's seed",
+    "shrink": "step 7: factor on T or K at each trial",
+    "rise": "step 7: number of standard errors above which an error has risen",
 }
 RANGES = {"free_steps": "T", "nudged_steps": "K", "beta": "β", "rates": "the largest learning rate"}
 
 
 def add(commands: Any) -> None:
-    """Put `tune` among the commands of `eqprop`."""
+    """Add the command `tune`."""
     help = (
         "Find T, K, β and learning rates by the procedure of the paper's appendix F.1, and write "
         "a recipe."
@@ -39,17 +39,18 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
         help=help,
-        description=f"{help} RECIPE gives layers, activation, rule and data; T, K, β and learning "
-        "rates in it are ignored, or may be missing. Seven steps, each with a line or two and a "
-        "figure: 1. T, from the steps that the free phase takes to converge; 2. K, from the steps "
-        "after which the gradient ∇(t) of BPTT has decayed; 3. β, the largest at which updates "
-        "and gradients have equal signs; 4. the ratio of the learning rates, inverse to the "
-        "gradients of the layers; 5. their scale, and 6. β, by the train error of short runs; "
-        "7. T and K decreased until that error rises. Test samples are never used.",
+        description=f"{help} RECIPE gives layers, activation, rule and data. Its T, K, β and "
+        "learning rates are ignored and may be missing. There are seven steps, each with one or "
+        "two lines and a figure: 1. T, from the number of steps until the free phase converges; "
+        "2. K, from the number of steps until the gradient ∇(t) of BPTT has decayed; 3. β, the "
+        "largest at which updates and gradients have equal signs; 4. the ratio of the learning "
+        "rates, inverse to the gradients of the layers; 5. their scale, and 6. β, by the train "
+        "error of short runs; 7. T and K, decreased until that error rises. No step uses test "
+        "samples.",
         epilog="OUT holds tuned.toml, an ordinary recipe (eqprop train OUT/tuned.toml), tune.json "
-        "with all that was measured, a figure per step, and the short runs in trials/. After "
-        "Ctrl-C, the same command goes on. Start with: eqprop tune ep-1h --set "
-        "train_samples=6000. Exit codes: 0 done, 2 invalid input, 130 stopped.",
+        "with all measurements, one figure per step, and the short runs in trials/. After Ctrl-C, "
+        "the same command continues. Start with: eqprop tune ep-1h --set train_samples=6000. Exit "
+        "codes: 0 done, 2 invalid input, 130 stopped.",
     )
     parser.set_defaults(command=_tune)
     parser.add_argument("recipe", metavar="RECIPE", help="a name from `eqprop recipes`, or a file")
@@ -60,13 +61,15 @@ def add(commands: Any) -> None:
         metavar="FIELD=VALUE",
         help="replace a field of the recipe: rule=continual-ep, layers=784,256,10",
     )
-    parser.add_argument("--out", metavar="DIR", help="the folder (default: runs/tune-RECIPE)")
+    parser.add_argument("--out", metavar="DIR", help="output folder (default: runs/tune-RECIPE)")
     parser.add_argument(
         "--data", metavar="DIR", help="folder of the data files (default: EQPROP_DATA, the cache)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-    left_open = parser.add_argument_group("what the appendix leaves open")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="number of CPU threads (default: one per core)"
+    )
+    left_open = parser.add_argument_group("choices that the appendix leaves open")
     for name, words in WORDS.items():
         default = getattr(DEFAULT, name)
         left_open.add_argument(
@@ -81,16 +84,16 @@ def add(commands: Any) -> None:
         type=Balance,
         choices=tuple(Balance),
         default=DEFAULT.balance,
-        help="step 4: a layer's gradient is measured by its norm, or by the root mean square of "
-        f"its entries (default: {DEFAULT.balance})",
+        help="step 4: magnitude of a layer's gradient, its norm or the root mean square of its "
+        f"entries (default: {DEFAULT.balance})",
     )
-    ranges = parser.add_argument_group("ranges, as the appendix has them")
+    ranges = parser.add_argument_group("ranges, by default those of the appendix")
     for name, letter in RANGES.items():
         low, high = getattr(DEFAULT, name)
         ranges.add_argument(
             f"--{name.replace('_', '-')}",
             metavar="LOW,HIGH",
-            help=f"of {letter} (default: {low:g},{high:g})",
+            help=f"range of {letter} (default: {low:g},{high:g})",
         )
 
 
@@ -136,7 +139,7 @@ def _say(line: str) -> None:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """The command that was given."""
+    """Return the command that the user gave."""
     words = ["eqprop", "tune", options.recipe]
     for text in options.set:
         words += ["--set", text]

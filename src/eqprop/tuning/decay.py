@@ -1,4 +1,4 @@
-"""K: how many steps the gradients take to converge.
+"""K: the number of steps until the gradients converge.
 
 "K can also be found out of the plots as the number of steps which are required for the gradients
 to converge" (appendix F.1).
@@ -15,15 +15,15 @@ from eqprop.tuning.choices import Choices, within
 from eqprop.tuning.processes import labels, norms
 from eqprop.tuning.step import Step, short
 
-VISIBLE = 1e-9  # of the largest: what is smaller is rounding
+VISIBLE = 1e-9  # share of the largest value; smaller values are rounding errors
 
 
 def steps_to_decay(norms: Tensor, share: float) -> int:
-    """The fewest steps after which no more than a share of Σ_t ‖∇(t)‖ is left, in any column.
+    """Return the fewest steps after which at most a share of Σ_t ‖∇(t)‖ is left in every column.
 
     Args:
         norms: ‖∇(t)‖, [K, groups].
-        share: of the sum of each column.
+        share: share of the sum of each column.
     """
     left = norms.flip(0).cumsum(0).flip(0)  # from step t on, [K, groups]
     unfinished = (left > share * left[0]).any(dim=1).nonzero()
@@ -33,7 +33,7 @@ def steps_to_decay(norms: Tensor, share: float) -> int:
 def choose_nudged_steps(
     net: Network, x: Tensor, y: Tensor, free_steps: int, choices: Choices
 ) -> Step:
-    """K from where ∇ has decayed, with a margin."""
+    """Choose K: the number of steps until ∇ has decayed, times a margin."""
     horizon = min(choices.nudged_steps[1], free_steps)
     curve = norms(net, BPTT(free_steps=free_steps, backward_steps=horizon), x, y)
     decayed = steps_to_decay(curve, choices.decayed)
@@ -56,15 +56,15 @@ def choose_nudged_steps(
 
 
 def recorded(net: Network, values: Tensor) -> dict[str, list[float]]:
-    """Values [n, groups] by the name of each group."""
+    """Return values [n, groups] as {name of a group: list}."""
     columns = zip(labels(net), values.T.tolist(), strict=True)
     return {label: list(map(short, column)) for label, column in columns}
 
 
 def curves(net: Network, values: Tensor) -> tuple[Line, ...]:
-    """One line per group of values [K, groups] over t = 0 … K−1.
+    """Return one line per group for values [K, groups] over t = 0 … K−1.
 
-    Zeros are left out: in a chain, a gradient reaches each layer at every other step.
+    It omits zeros: in a chain, a gradient reaches each layer at every other step.
     """
     lines = []
     for i, (label, column) in enumerate(recorded(net, values).items()):

@@ -1,6 +1,6 @@
-"""The recipe that a tuning starts from: its layers, activation, rule and data count.
+"""The recipe that tuning starts from. It gives layers, activation, rule and data.
 
-T, K, β and the learning rates in it are ignored, and may be left out.
+Its T, K, β and learning rates are ignored and may be missing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from eqprop.runs import Recipe, UserError
 from eqprop.runs import recipe as recipes
 from eqprop.runs.parts import RULES, RulePart
 
-T, K = 2, 1  # in their place, the fewest steps that every rule takes
+T, K = 2, 1  # placeholders: the fewest steps that every rule supports
 TO_FIND = ("rule.free_steps", "rule.nudged_steps", "nudging.beta", "update.learning_rates")
 
 
 def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by its name, or from a TOML file, with some fields replaced.
+    """Load a recipe, replace some of its fields, and set placeholders for T, K, β and η.
 
     Args:
-        source: a name from `eqprop recipes`, or a file.
-        overrides: {field: value}, as `eqprop.runs.recipe.load` takes them.
+        source: a name from `eqprop recipes`, or a TOML file.
+        overrides: {field: value}, as for `eqprop.runs.recipe.load`. Default None: none.
     """
     given = recipes.fields(source, overrides)
     nudged = [name for name in RULES if RulePart(name=name, free_steps=T, nudged_steps=K).nudged]

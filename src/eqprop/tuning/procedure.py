@@ -1,15 +1,15 @@
-"""The procedure of appendix F.1, "Hyperparameter search for EP", from nothing to a recipe.
+"""The procedure of appendix F.1, "Hyperparameter search for EP".
 
     1 T              steps of the free phase until it converges        `settling`
     2 K              steps until ∇ has decayed                         `decay`
     3 β              proportion of synapses with equal signs           `signs`
     4 ratio of η     inverse to the gradients of the layers            `ratio`
-    5 scale of η     least train error of short runs                   `adjusting`
-    6 β              least train error of short runs                   `adjusting`
+    5 scale of η     smallest train error of short runs                `adjusting`
+    6 β              smallest train error of short runs                `adjusting`
     7 T, K           decreased until the train error rises             `shortening`
 
-Steps 1 to 4 read one minibatch of training samples in float64, on networks before training. No
-step sees a test sample.
+Steps 1 to 4 use one minibatch of training samples, in float64, on untrained networks. No step uses
+a test sample.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of a tuning.
+    """Result of `tune`.
 
     Args:
-        recipe: the recipe that was found.
-        record: everything that was measured, as tune.json holds it.
-        folder: where recipe, record and figures lie.
+        recipe: the tuned recipe.
+        record: all measurements, the content of tune.json.
+        folder: the folder of recipe, record and figures.
     """
 
     recipe: Recipe
@@ -74,16 +74,16 @@ def tune(
 ) -> Tuned:
     """Find T, K, β and learning rates for a recipe; write tuned.toml, tune.json and the figures.
 
-    What is in the folder already is used: a tuning that was stopped goes on.
+    It resumes a tuning that was stopped, from the short runs in the folder.
 
     Args:
-        recipe: from `given.load`; its T, K, β and learning rates are ignored.
+        recipe: from `given.load`. Its T, K, β and learning rates are ignored.
         data: the recipe's data set. Its test samples are not used.
-        folder: where everything is kept.
-        choices: how the curves are read. Default: `Choices()`.
-        device: where short runs train, "cpu" or "cuda". Default "cpu".
-        threads: CPU threads of the short runs. Default None: one per core.
-        say: is given each line. Default: print.
+        folder: the output folder.
+        choices: settings of the procedure. Default: `Choices()`.
+        device: device of the short runs, "cpu" or "cuda". Default "cpu".
+        threads: number of CPU threads of the short runs. Default None: one per core.
+        say: takes each line of output. Default: print.
     """
     data = training_only(fitting(data, recipe))
     record: dict[str, Any] = {
@@ -147,13 +147,13 @@ def tune(
 
 
 def _recorded(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without what is to be found."""
+    """Return the values of the recipe without the fields to find."""
     values = {key: value for key, value in recipe.values().items() if key not in TO_FIND}
     return {key: list(it) if isinstance(it, tuple) else it for key, it in values.items()}
 
 
 def _seconds_before(folder: Path, record: Mapping[str, Any]) -> float:
-    """How long the tuning in a folder took so far. Refuse one that holds something else."""
+    """Return the seconds of the tuning in a folder so far; raise if it holds something else."""
     file = folder / "tune.json"
     if not file.is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -169,7 +169,7 @@ def _seconds_before(folder: Path, record: Mapping[str, Any]) -> float:
 
 
 def _steps(recipe: Recipe, data: Dataset, trials: Trials, choices: Choices) -> Iterator[Step]:
-    """The seven steps, each when the one before it is done."""
+    """Run the seven steps; yield the result of each."""
     networks = recipes.changed(recipe, {"seeds": choices.seeds})
     members = networks.members()
     net = networks.network.build(members, torch.float64)

@@ -1,6 +1,6 @@
-"""The processes ∇(t) of BPTT and Δ(t) of a rule, layer by layer, at fixed weights (η → 0).
+"""The processes ∇(t) of BPTT and Δ(t) of a rule, per layer, at fixed weights (η → 0).
 
-Nothing is stored but their norms and totals: a process of a hundred steps would fill the memory.
+Only norms and totals are stored: a process of a hundred steps would fill the memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from eqprop.types import Gradients
 
 
 def labels(net: Network) -> list[str]:
-    """The name of each group of parameters that shares a learning rate: "input→hidden", …"""
+    """Return the names of the groups of parameters that share a learning rate: "input→hidden", …"""
     own = ["readout"] if len(net.parameter_groups()) > len(net.synapses) else []
     return [synapse.name for synapse in net.synapses] + own
 
 
 def grouped(net: Network, gradients: Gradients) -> list[Tensor]:
-    """The gradients of each group of parameters, [*ensemble, n]."""
+    """Return the gradients of each group of parameters, one tensor [*ensemble, n] per group."""
     return [
         torch.cat([gradients[name].reshape(*net.ensemble, -1) for name in group], dim=-1)
         for group in net.parameter_groups()
@@ -28,7 +28,7 @@ def grouped(net: Network, gradients: Gradients) -> list[Tensor]:
 
 
 def norms(net: Network, rule: Rule, x: Tensor, y: Tensor) -> Tensor:
-    """‖Δ(t)‖ or ‖∇(t)‖ of each group of parameters, [K, groups], mean over the ensemble.
+    """Return ‖Δ(t)‖ or ‖∇(t)‖ per group of parameters, [K, groups], mean over the ensemble.
 
     Args:
         net: the network.
@@ -36,7 +36,7 @@ def norms(net: Network, rule: Rule, x: Tensor, y: Tensor) -> Tensor:
         x: inputs, [batch, *shape].
         y: targets, [batch, n].
     """
-    as_given = torch.ones(net.ensemble)  # β keeps its sign, also where training draws it
+    as_given = torch.ones(net.ensemble)  # β keeps its sign, even if training draws it
     return torch.stack(
         [
             torch.stack([flat.norm(dim=-1).mean() for flat in grouped(net, step.synapses)])

@@ -1,9 +1,9 @@
-"""The ratio of the learning rates: large where the gradient is small.
+"""The ratio of the learning rates: inverse to the gradients of the layers.
 
 "Gradients are vanishing when going away from the output layer, i.e. they lose up to 10⁻¹ in
 magnitude when going from a layer to the previous (i.e. upstream) layer. We subsequently initialized
 the learning rates with increasing values going from the output layer to upstreams layers"
-(appendix F.1). How much they increase is left open; here η·‖∇‖ is the same for every layer.
+(appendix F.1). The appendix does not say by how much. Here η·‖∇‖ is the same for every layer.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from eqprop.tuning.step import Step, short
 
 
 def magnitude(gradient: Tensor, balance: Balance) -> float:
-    """The size of a gradient [*ensemble, n], mean over the ensemble."""
+    """Return the magnitude of a gradient [*ensemble, n], mean over the ensemble."""
     norm = float(gradient.norm(dim=-1).mean())
     return norm if balance == Balance.NORM else norm / gradient.shape[-1] ** 0.5
 
 
 def learning_rates(magnitudes: Sequence[float], largest: float) -> tuple[float, ...]:
-    """Rates in inverse proportion to the magnitudes, with two digits.
+    """Return learning rates in inverse proportion to the magnitudes, rounded to two digits.
 
     Args:
-        magnitudes: of the gradients, input → output, each above 0.
+        magnitudes: magnitudes of the gradients, input → output, each above 0.
         largest: the rate of the layer with the smallest gradient.
     """
     least = min(magnitudes)
@@ -40,7 +40,7 @@ def learning_rates(magnitudes: Sequence[float], largest: float) -> tuple[float, 
 
 
 def choose_ratio(net: Network, x: Tensor, y: Tensor, T: int, K: int, choices: Choices) -> Step:
-    """The ratio of learning rates, with the largest at the upper end of the range."""
+    """Choose the ratio of the learning rates. The largest is the upper end of its range."""
     bptt = BPTT(free_steps=T, backward_steps=min(K, T))
     total = grouped(net, total_update(net, bptt, x, y))
     sizes = [short(magnitude(gradient, choices.balance)) for gradient in total]

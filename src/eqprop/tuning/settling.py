@@ -1,7 +1,7 @@
-"""T: how many steps the free phase takes to converge.
+"""T: the number of steps until the free phase converges.
 
 "A first guess of the recurrent hyperparameters T and β is found by plotting the Δ and ∇ processes"
-(appendix F.1): both start from s_*, so T is the number of steps to get there.
+(appendix F.1). Both start from s_*, so T is the number of steps to reach s_*.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from eqprop.tuning.step import Step, short
 def residuals(
     model: Model, x: Tensor, most: int, tolerance: float, *, in_turn: bool = False
 ) -> dict[int, float]:
-    """{t: the largest change of any neuron at step t} of a free phase from s_0 = 0.
+    """Return {t: largest change of any neuron at step t} for a free phase from s_0 = 0.
 
-    It ends after `most` steps, or at the first residual that is no larger than `tolerance`. With
-    `in_turn` each entry covers one update of every layer.
+    The phase ends after `most` steps, or at the first residual of at most `tolerance`. With
+    `in_turn`, each entry covers one update of every layer.
 
     Args:
         model: the network, or another `Model`.
         x: inputs, [batch, *shape] or [*ensemble, batch, *shape].
-        most: the largest number of steps.
+        most: maximum number of steps.
         tolerance: the residual to reach.
         in_turn: whether the layers move in turn. Default False.
     """
@@ -43,7 +43,7 @@ def residuals(
 
 
 def choose_free_steps(model: Model, x: Tensor, in_turn: bool, choices: Choices) -> Step:
-    """T from the residual of the free phase, with a margin."""
+    """Choose T: the number of steps until the free phase converges, times a margin."""
     most = choices.free_steps[1]
     curve = residuals(model, x, most, choices.settled, in_turn=in_turn)
     settled, last = max(curve), list(curve.values())[-1]

@@ -1,9 +1,9 @@
-"""T and K as small as they may be.
+"""The smallest T and K.
 
 "Finally, in order to obtain minimal recurrent hyperparameters - i.e. smallest T and K possible - we
-progressively decreased T and K until the train error increases again" (appendix F.1). T is
-decreased first, then K. Each trial is compared with the error before any decrease, so that small
-losses do not add up.
+progressively decreased T and K until the train error increases again" (appendix F.1). Here T
+decreases first, then K. Each trial is compared with the error before any decrease, so that small
+increases do not add up.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ErrorOf = Callable[[int], Measured]
 
 @dataclass(frozen=True)
 class Decrease:
-    """How far a number of steps was decreased.
+    """Result of `decrease`.
 
     Args:
-        kept: the smallest number at which the error had not increased.
-        tried: {steps: train error}, from the first to the last that was tried.
-        rose: whether the last one increased the error.
+        kept: the smallest number of steps without an increase of the error.
+        tried: {steps: train error}, in the order of the trials.
+        rose: whether the last trial increased the error.
     """
 
     kept: int
@@ -37,8 +37,8 @@ class Decrease:
 
 
 def increased(error: Measured, before: Measured, rise: float) -> bool:
-    """Whether an error is above an earlier one by more than `rise` standard errors of the
-    difference; NaN is.
+    """Return whether an error exceeds an earlier one by more than `rise` standard errors of the
+    difference. True for NaN.
     """
     variance = sum((it.std or 0.0) ** 2 / it.n for it in (error, before) if it.n)
     return not error.mean <= before.mean + rise * math.sqrt(variance)
@@ -50,11 +50,11 @@ def decrease(
     """Decrease a number of steps by a factor until the train error increases.
 
     Args:
-        first: where to start, a number with the error `before`.
+        first: the number to start from. Its error is `before`.
         least: the smallest number to try.
-        error_of: the train error with so many steps.
+        error_of: takes a number of steps, returns the train error.
         before: the train error to compare with.
-        choices: the factor `shrink`, and what counts as an increase.
+        choices: gives `shrink` and `rise`.
     """
     kept, tried = first, {first: before}
     while kept > least:
@@ -73,13 +73,13 @@ def shorten(
     before: Measured,
     choices: Choices,
 ) -> Step:
-    """The smallest T, then the smallest K, that leave the train error where it is.
+    """Choose the smallest T, then the smallest K, that do not increase the train error.
 
     Args:
-        T, K: where to start.
-        error_of: the train error with these T and K.
-        before: that of the first T and K.
-        choices: how fast, how far, and what counts as an increase.
+        T, K: the numbers to start from.
+        error_of: takes T and K, returns the train error.
+        before: the train error of the first T and K.
+        choices: gives the ranges, `shrink` and `rise`.
     """
     free = decrease(T, choices.free_steps[0], lambda t: error_of(t, K), before, choices)
     nudged = decrease(K, choices.nudged_steps[0], lambda k: error_of(free.kept, k), before, choices)

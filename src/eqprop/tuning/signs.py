@@ -1,8 +1,8 @@
-"""β: as large as the signs allow.
+"""β: the largest at which updates and gradients have equal signs.
 
 "… by conjointly computing the proportions of synapses whose Δ_W processes have the same sign as
-its ∇_W processes" (appendix F.1). The sign of a synapse's process is taken to be that of its total
-Σ_t, which is how far the synapse moves.
+its ∇_W processes" (appendix F.1). Here the sign of a synapse's process is the sign of its total
+over t, which is the total change of the synapse.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ RuleAt = Callable[[float], Rule]  # the rule with a given β
 
 
 def equal_signs(net: Network, rule: Rule, x: Tensor, y: Tensor) -> Tensor:
-    """The proportion of synapses of each group whose Δ has the sign of −∇, [groups].
+    """Return the proportion of synapses per group whose Δ has the sign of −∇, [groups].
 
-    Mean over the ensemble; 0 where the nudged phase diverges.
+    It is the mean over the ensemble, and 0 if the nudged phase diverges.
 
     Args:
         net: the network.
-        rule: a two-phase rule; its T and K are also those of BPTT.
+        rule: a two-phase rule. BPTT uses the same T and K.
         x: inputs, [batch, *shape].
         y: targets, [batch, n].
     """
@@ -48,18 +48,18 @@ def equal_signs(net: Network, rule: Rule, x: Tensor, y: Tensor) -> Tensor:
 
 
 def agreeing(shares: Mapping[float, Tensor], slack: float) -> list[float]:
-    """The β whose proportions of equal signs are near the best of any β, for every group.
+    """Return the β whose proportions of equal signs are close to the best in every group.
 
     Args:
         shares: {β: proportions [groups]}.
-        slack: how far below the best still counts as near.
+        slack: largest difference from the best.
     """
     best = torch.stack(list(shares.values())).amax(0)
     return [beta for beta, share in shares.items() if bool((share >= best - slack).all())]
 
 
 def choose_beta(net: Network, rule_at: RuleAt, x: Tensor, y: Tensor, choices: Choices) -> Step:
-    """The largest β at which signs still agree."""
+    """Choose β: the largest at which the signs agree."""
     shares = {beta: equal_signs(net, rule_at(beta), x, y) for beta in one_two_five(choices.beta)}
     good = agreeing(shares, choices.signs) or [min(shares)]
     beta, table = good[-1], torch.stack(list(shares.values()))

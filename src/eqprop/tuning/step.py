@@ -1,4 +1,4 @@
-"""One step of the procedure: what it saw, what it did, and a figure of it."""
+"""One step of the procedure: its measurements, its choice and its figure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Step:
     """Result of one step.
 
     Args:
-        chosen: {field of the recipe: value}, what the step decided.
-        lines: what it saw and did, in a line or two.
-        measured: all its numbers, as JSON has them.
-        chart: the figure; its name is that of the step.
+        chosen: {field of the recipe: value}, the choice of the step.
+        lines: a summary of one or two lines.
+        measured: all measurements, as plain values for JSON.
+        chart: the figure. Its name is the name of the step.
     """
 
     chosen: dict[str, Any]
@@ -26,5 +26,5 @@ class Step:
 
 
 def short(value: float) -> float:
-    """Five digits, which is what a curve is read by."""
+    """Round to five digits, enough for a curve."""
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""Short training runs whose train errors decide: of the training set alone, counted online.
+"""Short training runs, compared by their train errors, which are counted during training.
 
 "Hyperparameters where adjusted until having a train error the closest to zero" (appendix F.1).
 """
@@ -20,23 +20,23 @@ from eqprop.splits import Dataset
 
 
 def training_only(data: Dataset) -> Dataset:
-    """The same data without its test set: in its place stands the first training sample."""
+    """Return the data with the first training sample as its test set."""
     return replace(data, test=data.train.head(1))
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Short runs of one recipe, each with other values, kept in run folders.
+    """Short runs of one recipe with different values, each in its run folder.
 
-    A trial that was stopped goes on where it was; a complete one is read from its folder.
+    A trial that was stopped resumes. A complete trial is read from its folder.
 
     Args:
-        recipe: what all trials share.
+        recipe: the recipe that all trials share.
         data: the training set, see `training_only`.
-        folder: where their run folders lie.
-        epochs, seeds: how long, and how many networks per setting.
-        say: is given a line per epoch.
-        device, threads: as `eqprop.train` takes them.
+        folder: the folder of the run folders.
+        epochs, seeds: number of epochs, and of networks per setting.
+        say: takes one line per epoch.
+        device, threads: as for `eqprop.train`. Default "cpu" and None.
     """
 
     recipe: Recipe
@@ -49,9 +49,13 @@ class Trials:
     threads: int | None = None
 
     def errors(self, name: str, values: Mapping[str, Any]) -> list[Measured]:
-        """The train error in the last epoch of each setting, in the order of `recipe.settings`.
+        """Return the train error in the last epoch per setting, in the order of `recipe.settings`.
 
-        A setting of which a network became non-finite has NaN.
+        It is NaN if a network of the setting became non-finite.
+
+        Args:
+            name: name of the trial and its run folder.
+            values: {field: value}, with lists for several settings.
         """
         trial = recipes.changed(
             self.recipe,
@@ -81,7 +85,7 @@ class Trials:
         done = runs.train(
             trial, self.data, folder.path, progress=False, callback=self._epoch, **how
         )
-        shutil.rmtree(folder.checkpoints)  # nobody asks for these weights again
+        shutil.rmtree(folder.checkpoints)  # these weights are not needed again
         return done.metrics
 
     def _epoch(self, record: dict[str, Any]) -> None:
