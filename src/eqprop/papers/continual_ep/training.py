@@ -7,7 +7,7 @@ a named change. Several items share a run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from eqprop.report.source import Source
 from eqprop.runs import Interrupted, UserError, figures
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
+from eqprop.runs.parts import Member
 from eqprop.runs.recipe import Recipe
 
 QUICK_ANGLES = (0.0, 90.0, 180.0)
@@ -67,6 +68,7 @@ class TrainingRun(SharedRun):
             for k, angles in enumerate(self.parts, 1)
         )
 
+    @functools.cache  # noqa: B019 (there are some dozens, which live as long as the program)
     def resolved(self, quick: bool) -> Recipe:
         recipe = recipes.load(self.recipe, {**self.overrides, "name": self.name})
         if not quick:
@@ -243,7 +245,7 @@ class Errors:
         return f"{self.test} ({self.train.mean:.2f})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """A complete run."""
 
@@ -253,13 +255,17 @@ class Outcome:
     recorded: Mapping[str, Tensor]  # train_error and test_error, [epochs, networks]
     summary: Mapping[str, Any]
 
+    @functools.cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The networks of the run."""
+        return self.recipe.members()
+
     def curves(self, key: str, angle: float | None = None) -> Tensor:
         """Return an error over the epochs, [epochs, networks], of the networks with this initial Ψ.
 
         Once a network is non-finite it has no output, and counts as guessing.
         """
-        members = self.recipe.members()
-        chosen = [i for i, m in enumerate(members) if angle is None or m.angle == angle]
+        chosen = [i for i, m in enumerate(self.members) if angle is None or m.angle == angle]
         guessing = 100 * (1 - 1 / self.recipe.network.classes)
         curves = torch.full((self.recipe.epochs, len(chosen)), guessing, dtype=torch.float64)
         recorded = self.recorded[key][:, chosen]
@@ -271,8 +277,7 @@ class Outcome:
         test, train = self.curves("test_error", angle), self.curves("train_error", angle)
         if not test.shape[1]:
             return None
-        members = self.recipe.members()
-        gone = [members[entry["member"]] for entry in self.summary["frozen"]]
+        gone = [self.members[entry["member"]] for entry in self.summary["frozen"]]
         return Errors(
             test=Measured.of(test[-1].tolist()),
             last_ten=Measured.of(test[-10:].mean(0).tolist()),
@@ -290,13 +295,14 @@ def outcome(run: TrainingRun, results: Results, quick: bool) -> Outcome | None:
     return _joined(run, parts) if len(parts) == len(run.parts) else None
 
 
-def _parts(run: TrainingRun, results: Results) -> list[Outcome]:
+def _parts(run: TrainingRun, results: Results) -> tuple[Outcome, ...]:
     """Return the outcomes of the complete parts."""
     found = (_whole(piece, results, quick=False) for piece in run.pieces)
-    return [it for it in found if it is not None]
+    return tuple(it for it in found if it is not None)
 
 
-def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
+@functools.lru_cache(maxsize=100)
+def _joined(run: TrainingRun, parts: tuple[Outcome, ...]) -> Outcome:
     """Join the networks of several parts into one run."""
     epochs = max(len(part.recorded["test_error"]) for part in parts)
     recorded = {
@@ -306,8 +312,8 @@ def _joined(run: TrainingRun, parts: Sequence[Outcome]) -> Outcome:
     gone, before = [], 0
     for part in parts:
         gone += [{**it, "member": it["member"] + before} for it in part.summary["frozen"]]
-        before += len(part.recipe.members())
-    angles = tuple(member.angle for part in parts for member in part.recipe.members())
+        before += len(part.members)
+    angles = tuple(member.angle for part in parts for member in part.members)
     together = {"name": run.name, "angle": tuple(dict.fromkeys(angles))}
     recipe = recipes.changed(parts[0].recipe, together)
     summary = {
