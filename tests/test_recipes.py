@@ -587,6 +587,7 @@ def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: s
         "beta": [0.1, 0.2],
         "random_sign": True,
         "in_turn": True,
+        "nudged_in_turn": True,
         "tolerance": 0.25,
         "rescale": 0.5,
         "update_slope": "own",

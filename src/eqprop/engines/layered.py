@@ -24,6 +24,8 @@ def layered_obstacle(job: Job) -> str | None:
         return f"the rule {type(rule).__name__}"
     if type(rule.nudging) not in (OneSided, RandomSign):
         return f"{type(rule.nudging).__name__} nudging"
+    if rule.nudged_in_turn:
+        return "layers in turn in the nudged phase"
     if type(readout) is not OutputLayer:
         return f"the read-out {type(readout).__name__}"
     if type(readout.cost) is not SquaredError:

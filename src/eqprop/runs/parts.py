@@ -246,13 +246,14 @@ class RulePart(Part, frozen=True, kw_only=True):
     nudged_steps: int
     tolerance: float | None = None
     in_turn: bool = False
+    nudged_in_turn: bool = False
     rescale: float | None = None
     update_slope: str = "none"
 
     def __post_init__(self) -> None:
         self.require("name", RULES)
         self.require("update_slope", tuple(UpdateSlope))
-        optional = ("tolerance", "in_turn", "rescale", "update_slope")
+        optional = ("tolerance", "in_turn", "nudged_in_turn", "rescale", "update_slope")
         self.refuse("name", {it: {*optional} - _fields(kind) for it, kind in RULES.items()})
 
     @property
@@ -267,6 +268,7 @@ class RulePart(Part, frozen=True, kw_only=True):
             "backward_steps": self.nudged_steps,
             "tolerance": self.tolerance,
             "in_turn": self.in_turn,
+            "nudged_in_turn": self.nudged_in_turn,
             "rescale": self.rescale,
             "update_slope": self.update_slope,
             "nudging": nudging,
