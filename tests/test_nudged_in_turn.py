@@ -1,4 +1,4 @@
-"""Layers in turn in the nudged phase: by hand, and by the limits that do not depend on the order."""
+"""Layers in turn in the nudged phase: by hand, and by limits that no order changes."""
 
 import itertools
 import math

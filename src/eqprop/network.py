@@ -314,10 +314,15 @@ class Network(Model):
         """Whether all layers are flat, and dense synapses join the input to the first layer and
         each layer to the next.
         """
-        chain = [(None, 0), *pairwise(range(len(self.layers)))]
         flat = all(len(shape) == 1 for shape in (self.input.shape, *self.layer_shapes))
         dense = all(type(synapse) is Dense for synapse in self.synapses)  # not one of your own
-        return flat and dense and list(self._ends) == chain
+        return flat and dense and self.in_a_row()
+
+    def in_a_row(self) -> bool:
+        """Whether synapses join the input to the first layer and each layer to the next, in that
+        order, and nothing else.
+        """
+        return list(self._ends) == [(None, 0), *pairwise(range(len(self.layers)))]
 
     def split(self) -> tuple[tuple[int, ...], ...]:
         """Groups of layers with no synapse inside a group, the first with the first layer. Two

@@ -101,7 +101,7 @@ class Engine(ABC):
     ) -> tuple[Relaxation, Counts] | None:
         """Learn from minibatches gathered from bytes; None where something is not finite.
 
-        `images` [n, inputs] and `labels` [n] are uint8, `index` [M, *ensemble, batch] is int64;
+        `images` [n, *shape] and `labels` [n] are uint8, `index` [M, *ensemble, batch] is int64;
         all are contiguous and on the device of the model. `signs` is [M, *ensemble].
         """
         return None
@@ -193,9 +193,9 @@ class Engine(ABC):
         return learn_plainly(self.job, self.mover, x, y, sign)
 
     def _gather(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts | None:
-        """All minibatches in one go, where the engine can and the split holds flat plain bytes."""
-        flat = split.plain_bytes and split.images.ndim == 2 and split.classes <= 256
-        if not (self.gathers and flat and split.classes == self.readout.width):
+        """All minibatches in one go, where the engine can and the split holds plain bytes."""
+        small = split.plain_bytes and split.classes <= 256
+        if not (self.gathers and small and split.classes == self.readout.width):
             return None
         images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
         with self.restoring() as restore:

@@ -7,6 +7,7 @@ import torch
 from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import SquaredError
 from eqprop.engines.job import Job
+from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.nudging import OneSided, RandomSign
 from eqprop.readouts import OutputLayer
@@ -45,6 +46,11 @@ def layered_obstacle(job: Job) -> str | None:
     tied = {s.tied for s in model.synapses if not s.from_input}
     if len(tied) > 1 or (tied == {False} and not rule.vector_field):
         return "tied and untied synapses mixed, or EP on untied ones"
+    return parameters_obstacle(model)
+
+
+def parameters_obstacle(model: Model) -> str | None:
+    """What keeps an engine from reading parameters as plain arrays; None if nothing does."""
     if model.dtype not in (torch.float32, torch.float64):
         return f"parameters of {model.dtype}"
     parameters = [p for _, p in model.named_parameters(remove_duplicate=False)]

@@ -41,8 +41,8 @@ class TwoPhase(Rule, ABC):
             None: take exactly `free_steps` steps.
         in_turn: update the layers of the free phase in turn, a group of them per step (see
             `relax`). Default False: all at once.
-        nudged_in_turn: the same in the nudged phase. The nudge acts on the layers that move. Default
-            False.
+        nudged_in_turn: the same in the nudged phase, where the nudge acts on the layers that move.
+            Default False.
         random_sign: with `beta`, means `RandomSign(beta)`: draw the sign of β for each minibatch,
             + or − with probability ½. Default False.
     """
