@@ -124,6 +124,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     dt: float = 0.08
     slope: str = "all"
     activation: str = "sigmoid"
+    output_activation: str | None = None
     bias: bool = True
     init: str = "fan_in"
     angle: Swept = 0.0
@@ -133,6 +134,8 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require("time", TIMES)
         self.require("activation", ACTIVATIONS)
+        if self.output_activation is not None:
+            self.require("output_activation", ACTIVATIONS)
         self.require("init", INITS)
         self.require("readout", READOUTS)
         RealTime(self.dt, self.slope)  # which checks both
@@ -224,6 +227,8 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         """The members as one ensemble [E]."""
         layers, synapses = self._chain([member.angle for member in members])
         sigma = ACTIVATIONS[self.activation]
+        if self.output_activation is not None:
+            layers[-1] = replace(layers[-1], activation=self.output_activation)
         time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)
         softmax = partial(CrossEntropy, self.classes, bias=self.bias, init=self.init)
         return Network(

@@ -83,7 +83,8 @@ class Convolution(Connection):
             synapse.left_out,
         )
         weight = self._by_member(synapse.weight)
-        self.weight = empty_layer(*weight.shape[:2], tuple(weight.shape[2:]), weight)
+        members, channels, *kernel = weight.shape
+        self.weight = empty_layer(members, channels, tuple(kernel), weight)
         self.pooling = Pooling(synapse.pool, self.drive, synapse.convolved(synapse.ends[0]))
 
     def _read(self) -> None:

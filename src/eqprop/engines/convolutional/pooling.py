@@ -36,6 +36,7 @@ class Pooling:
         if self.trivial:
             drive.copy_(convolved)
         else:
+            convolved = convolved.to(drive.dtype)  # under autocast it has another
             _pool(convolved, *self._windows, out=drive, indices=self._winners[member])
 
     def spread(self, member: int, post: Tensor) -> Tensor:
