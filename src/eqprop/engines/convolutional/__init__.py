@@ -26,8 +26,6 @@ from eqprop.timesteps import Discrete
 class ConvolutionalEngine(Engine):
     """Trains an ensemble of chains of `Conv2d` and `Dense` synapses with EP or C-EP."""
 
-    chunk = 20
-
     @classmethod
     def obstacle(cls, job: Job) -> str | None:
         model, rule, readout = job.model, job.rule, job.readout
@@ -65,6 +63,7 @@ class ConvolutionalEngine(Engine):
         super().__init__(job)
         self._minibatches: dict[int, Minibatch] = {}
         self._places: tuple[int, ...] = ()
+        self.chunk = 20 if self.device.type == "cuda" else 1
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))

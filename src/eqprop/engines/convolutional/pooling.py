@@ -27,7 +27,7 @@ class Pooling:
         self._drive = drive
         if not self.trivial:
             _, batch, channels, _, _ = drive.shape
-            self._winners = torch.empty_like(drive, dtype=torch.long)
+            self._winners = torch.zeros_like(drive, dtype=torch.long)
             self._whole = empty_layer(1, batch, (channels, *convolved), drive)[0]
 
     def pool(self, member: int, convolved: Tensor) -> None:
@@ -36,7 +36,8 @@ class Pooling:
         if self.trivial:
             drive.copy_(convolved)
         else:
-            convolved = convolved.to(drive.dtype)  # under autocast it has another
+            # kernels on a GPU take for granted that both lie alike; under autocast the type differs
+            convolved = convolved.to(drive.dtype, memory_format=torch.channels_last)
             _pool(convolved, *self._windows, out=drive, indices=self._winners[member])
 
     def spread(self, member: int, post: Tensor) -> Tensor:
