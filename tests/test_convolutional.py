@@ -12,6 +12,7 @@ from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.data import Split
 from eqprop.engines import ConvolutionalEngine
 from eqprop.engines.convolutional.layers import empty_layer, flat, memory_order
+from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.convolutional.pooling import Pooling
 
 # The largest difference of any parameter, output or residual from the reference, after three
@@ -333,6 +334,25 @@ def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kin
     assert str(failures[0]) == str(failures[1])
     for p, value in zip(fast.model.parameters(), before, strict=True):
         torch.testing.assert_close(p, value, rtol=0, atol=0, equal_nan=True)
+
+
+@any_order
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_no_operation_waits_for_a_value(kind, softmax, orders):
+    """On tensors without values, as a GPU captures them: `item()` and the like would raise."""
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    net = a_network(readout=eqprop.CrossEntropy(5) if softmax else None).to("meta")
+    update = eqprop.SGD().mover(net, dict.fromkeys(dict(net.named_parameters()), 0.1))
+    with torch.no_grad():
+        minibatch = Minibatch(net, rule, net.readout, update, 3)
+        minibatch.learn()
+        minibatch.relax(4)
+    tensors = (*minibatch.free, *minibatch.gradients.values(), *net.parameters())
+    assert all(tensor.is_meta for tensor in tensors)
+    with pytest.raises(RuntimeError, match="meta"):
+        minibatch.residual.max().item()
 
 
 class MyConv2d(Conv2d):
