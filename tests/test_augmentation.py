@@ -85,6 +85,7 @@ RECIPE = {
     "batch": 4,
     "free_steps": 4,
     "nudged_steps": 2,
+    "update.schedule": None,  # one is made for a number of epochs, and a run resumes with the same
     "data.shift": 1,
     "data.flip": True,
 }
