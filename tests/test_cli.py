@@ -489,6 +489,12 @@ def test_check_cannot_compare_more_steps_than_there_are(cli: Cli) -> None:
     assert message.startswith("ep-1h: nudged_steps (31) must not exceed free_steps (30)")
 
 
+def test_check_refuses_an_order_that_bptt_does_not_have(cli: Cli) -> None:
+    message = cli("check", "ep-1h", nudged_in_turn="true").error
+    assert message.startswith("ep-1h: BPTT goes back through steps of all layers: ")
+    assert "--set nudged_in_turn=false" in message
+
+
 def test_gpu_that_is_not_there_is_named(
     run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ def minimal(tmp_path: Path) -> Path:
 
 
 def test_exactly_these_recipes_are_shipped() -> None:
-    assert names() == sorted((*EVERY, *RECOMMENDED, "mnist-conv"))
+    assert names() == sorted((*EVERY, *RECOMMENDED, "mnist-conv", "cifar10-conv"))
 
 
 @pytest.mark.parametrize("name", RECOMMENDED)
@@ -183,7 +183,7 @@ def test_recipe_file_names_its_command_and_the_published_error(name: str) -> Non
         assert "not in the paper" in head
 
 
-@pytest.mark.parametrize("name", [*EVERY, "mnist-conv"])
+@pytest.mark.parametrize("name", [*EVERY, "mnist-conv", "cifar10-conv"])
 def test_recipe_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
     recipe = load(name)
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
@@ -587,6 +587,7 @@ def test_a_field_is_refused_exactly_where_the_rule_has_none_of_that_name(kind: s
         "beta": [0.1, 0.2],
         "random_sign": True,
         "in_turn": True,
+        "nudged_in_turn": True,
         "tolerance": 0.25,
         "rescale": 0.5,
         "update_slope": "own",
@@ -668,7 +669,13 @@ def test_toml_of_a_recipe_has_its_tables_and_every_field_that_is_set() -> None:
     assert {key for key, value in written.items() if isinstance(value, dict)} == {*recipes.TABLES}
     assert written["update"]["learning_rates"] == [0.0076, 0.0038]
     assert written["rule"]["update_slope"] == "own"
-    unset = {"network.input", "rule.tolerance", "rule.rescale", "nudging.points"}
+    unset = {
+        "network.input",
+        "network.output_activation",
+        "rule.tolerance",
+        "rule.rescale",
+        "nudging.points",
+    }
     unset |= {"update.schedule", "data.train_samples", "data.test_samples", "data.validation"}
     there = {f"{t}.{f}" for t in recipes.TABLES for f in written[t]} | {*written} - {
         *recipes.TABLES
@@ -789,6 +796,33 @@ def test_the_convolutional_recipe_builds_and_learns_from_a_minibatch() -> None:
     for _ in range(4):
         engine.step(x, y)
     assert net.readout.loss(engine.relax(x, 40).state, y).mean() < 0.9 * before
+
+
+def test_the_recipe_for_cifar_builds_the_network_of_its_peers() -> None:
+    recipe = load("cifar10-conv")
+    members = recipe.members()
+    net = recipe.network.build(members)
+    assert net.layer_shapes == ((128, 16, 16), (256, 8, 8), (512, 4, 4), (512, 2, 2), (10,))
+    assert [s.name for s in net.activations] == ["hard_sigmoid"] * 4 + ["identity"]
+    assert recipe.network.size == sum(p.numel() for p in net.parameters()) == 3_859_210
+    rule = recipe.learning_rule(members)
+    assert (type(rule), type(rule.nudging), float(rule.nudging.beta)) == (EP, Centred, 0.1)
+    assert rule.in_turn
+    assert rule.nudged_in_turn
+    assert (rule.free_steps, rule.nudged_steps) == (2 * 60, 2 * 20)  # two groups of layers
+    data = recipe.data
+    assert (data.name, data.normalise, data.shift, data.flip) == ("cifar-10", True, 4, True)
+    update = recipe.update.build(recipe.epochs)
+    engine = make_engine(net, rule, recipe.update.rates(members), update=update)
+    assert type(engine).__name__ == "ConvolutionalEngine"
+
+
+def test_the_output_may_have_an_activation_of_its_own() -> None:
+    recipe = load("ep-2h", {"output_activation": "tanh"})
+    net = recipe.network.build(recipe.members())
+    assert [s.name for s in net.activations] == ["sigmoid", "sigmoid", "tanh"]
+    message = refused("ep-2h", {"output_activation": "relu"})
+    assert "network.output_activation 'relu' is unknown: choose one of sigmoid" in message
 
 
 def test_a_part_cannot_be_changed_in_place() -> None:

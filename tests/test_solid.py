@@ -469,4 +469,5 @@ def test_init_functions_must_return_the_shape_they_are_asked_for():
 
 
 def test_kinds_are_all_checked_here():
-    assert {"reference", "native", "telescoped", "persistent", "auto"} == set(engines.KINDS)
+    fast = {"native", "persistent", "telescoped", "convolutional"}
+    assert {"auto", *fast, "reference"} == set(engines.KINDS)

@@ -320,6 +320,10 @@ def gddcheck(
         tolerances: how much rule and BPTT may differ. Default: `Tolerances()`.
     """
     K = rule.horizon
+    if rule.nudged_in_turn:
+        raise ValueError(
+            "gddcheck: BPTT goes back through steps of all layers: set nudged_in_turn=False"
+        )
     if rule.free_steps < K:
         raise ValueError(
             f"gddcheck: the {K} steps to compare must not exceed free_steps ({rule.free_steps})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -177,14 +178,23 @@ def _largest_change(s: State, s_next: State, ensemble_axes: int) -> Tensor:
 
 
 def nudged_step(
-    model: Model, x: Tensor, y: Tensor, s: State, beta: Beta, readout: Readout, step: int
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    s: State,
+    beta: Beta,
+    readout: Readout,
+    step: int,
+    layers: Sequence[int] | None = None,
 ) -> State:
     """Return the state after step number `step` of the second phase.
 
-    β acts on the layers that the read-out nudges.
+    β acts on the layers that the read-out nudges. With `layers`, only these move.
     """
-    s_next = list(model(x, s))
+    s_next = list(model(x, s, layers))
     for i, gradient in readout.nudge(s, y).items():
+        if layers is not None and i not in layers:
+            continue
         strength = per_member(beta, gradient, model.ensemble) * model.nudge_scale
         s_next[i] = s_next[i] - strength * gradient
     check_finite(model, tuple(s_next), step, "nudged")

@@ -317,10 +317,15 @@ class Network(Model):
         """Return whether the network is a chain: flat layers, each joined to the next by `Dense`
         synapses, the input to the first layer.
         """
-        chain = [(None, 0), *pairwise(range(len(self.layers)))]
         flat = all(len(shape) == 1 for shape in (self.input.shape, *self.layer_shapes))
         dense = all(type(synapse) is Dense for synapse in self.synapses)  # no subclass
-        return flat and dense and list(self._ends) == chain
+        return flat and dense and self.in_a_row()
+
+    def in_a_row(self) -> bool:
+        """Return whether the synapses join the input to the first layer and each layer to the
+        next, in that order, and nothing else.
+        """
+        return list(self._ends) == [(None, 0), *pairwise(range(len(self.layers)))]
 
     def split(self) -> tuple[tuple[int, ...], ...]:
         """Return groups of layers with no synapse inside a group; the first has the first layer.

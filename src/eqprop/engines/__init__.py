@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from eqprop.costs import Cost
 from eqprop.dynamics import check_steps
 from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
+from eqprop.engines.convolutional import ConvolutionalEngine
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
 from eqprop.engines.engine import Engine
 from eqprop.engines.job import Job
@@ -24,6 +25,7 @@ ENGINES: dict[str, type[Engine]] = {
     "native": NativeEngine,
     "persistent": PersistentEngine,
     "telescoped": TelescopedEngine,
+    "convolutional": ConvolutionalEngine,
     "reference": ReferenceEngine,
 }
 KINDS = ("auto", *ENGINES)
@@ -56,6 +58,7 @@ def make_engine(
             plain engine for any model. "native": compiled, for layered networks on the CPU.
             "telescoped": PyTorch operations, on a GPU one captured graph. "persistent": kernels
             that keep a network with one or two hidden layers on the chip of a GPU.
+            "convolutional": for chains of convolutional and dense layers.
         update: how parameters move along a gradient: `SGD()` (default: plain descent),
             `SGD(momentum=..., weight_decay=...)`, `Optimiser(torch.optim.Adam)`, or your own
             `Update`.
@@ -103,6 +106,7 @@ __all__ = [
     "ENGINES",
     "KINDS",
     "MAX_THREADS",
+    "ConvolutionalEngine",
     "Engine",
     "Job",
     "LearningRates",

@@ -102,7 +102,7 @@ class Engine(ABC):
         """Learn from M minibatches of a data set; return None if a value is not finite.
 
         Args:
-            images: uint8 [n, inputs].
+            images: uint8 [n, *shape].
             labels: uint8 [n].
             index: int64 [M, *ensemble, batch]. All three are contiguous and on the model's device.
             signs: signs of β, [M, *ensemble], or None.
@@ -200,8 +200,8 @@ class Engine(ABC):
 
     def _gather(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts | None:
         """Run all minibatches in one call. None if the engine or the split does not support it."""
-        flat = split.plain_bytes and split.images.ndim == 2 and split.classes <= 256
-        if not (self.gathers and flat and split.classes == self.readout.width):
+        small = split.plain_bytes and split.classes <= 256
+        if not (self.gathers and small and split.classes == self.readout.width):
             return None
         images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
         with self.restoring() as restore:

@@ -7,6 +7,7 @@ import torch
 from eqprop.activations import HARD_SIGMOID, IDENTITY, SIGMOID, TANH
 from eqprop.costs import SquaredError
 from eqprop.engines.job import Job
+from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.nudging import OneSided, RandomSign
 from eqprop.readouts import OutputLayer
@@ -24,6 +25,8 @@ def layered_obstacle(job: Job) -> str | None:
         return f"the rule {type(rule).__name__}"
     if type(rule.nudging) not in (OneSided, RandomSign):
         return f"{type(rule.nudging).__name__} nudging"
+    if rule.nudged_in_turn:
+        return "layers in turn in the nudged phase"
     if type(readout) is not OutputLayer:
         return f"the read-out {type(readout).__name__}"
     if type(readout.cost) is not SquaredError:
@@ -43,6 +46,11 @@ def layered_obstacle(job: Job) -> str | None:
     tied = {s.tied for s in model.synapses if not s.from_input}
     if len(tied) > 1 or (tied == {False} and not rule.vector_field):
         return "tied and untied synapses mixed, or EP on untied ones"
+    return parameters_obstacle(model)
+
+
+def parameters_obstacle(model: Model) -> str | None:
+    """What keeps an engine from reading parameters as plain arrays; None if nothing does."""
     if model.dtype not in (torch.float32, torch.float64):
         return f"parameters of {model.dtype}"
     parameters = [p for _, p in model.named_parameters(remove_duplicate=False)]

@@ -15,7 +15,7 @@ steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from eqprop.activations import IDENTITY, SIGMOID, TANH
 from eqprop.dynamics import Relaxation
 from eqprop.engines.engine import Counts, Engine
+from eqprop.engines.graphs import Graphs
 from eqprop.engines.job import Job
 from eqprop.engines.layered import layered_obstacle
 from eqprop.network import Network
@@ -110,7 +111,7 @@ class _Minibatch:
         self.loss = torch.zeros_like(self.wrong)
         self._bytes: tuple[Tensor, Tensor] | None = None  # images and labels
         self._places: tuple[object, ...] = ()  # their memory, which a graph has captured
-        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._graphs = Graphs(self.device, [*net.parameters(), self.wrong, self.loss])
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(self.E, *shape, dtype=self.dtype, device=self.device)
@@ -121,12 +122,12 @@ class _Minibatch:
         self.x.copy_(x.expand(*self.net.ensemble, *x.shape[-2:]).reshape(self.x.shape))
         self.y.copy_(y.expand(*self.net.ensemble, *y.shape[-2:]).reshape(self.y.shape))
         self.beta.copy_(beta)
-        self._replay("given", self._minibatch)
+        self._graphs.replay("given", self._minibatch)
 
     def start_counting(self, images: Tensor, labels: Tensor) -> None:
         places = (images.data_ptr(), images.shape, labels.data_ptr())
         if places != self._places:
-            self._graphs.pop("gathered", None)
+            self._graphs.forget("gathered")
         self._bytes, self._places = (images, labels), places
         self.wrong.zero_()
         self.loss.zero_()
@@ -134,7 +135,7 @@ class _Minibatch:
     def learn_from(self, index: Tensor, beta: Tensor) -> None:
         self.index.copy_(index.reshape(self.E, self.B))
         self.beta.copy_(beta)
-        self._replay("gathered", self._gathered_minibatch)
+        self._graphs.replay("gathered", self._gathered_minibatch)
 
     def counts(self) -> Counts:
         shape = self.net.ensemble
@@ -150,32 +151,6 @@ class _Minibatch:
             sample_residual=residual,
             member_steps=torch.full(shape, self.rule.free_steps, device=self.device),
         )
-
-    def _replay(self, name: str, work: Callable[[], None]) -> None:
-        if self.device.type != "cuda":
-            with torch.no_grad():
-                work()
-            return
-        with torch.cuda.device(self.device):
-            if name not in self._graphs:
-                self._capture(name, work)
-            self._graphs[name].replay()
-
-    def _capture(self, name: str, work: Callable[[], None]) -> None:
-        """Run once on a side stream to warm up, undo the effects, then capture the graph."""
-        held = [*self.net.parameters(), self.wrong, self.loss]
-        before = [t.clone() for t in held]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(stream):
-            work()
-        torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(held, before, strict=True):
-            tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            work()
-        self._graphs[name] = graph
 
     def _gathered_minibatch(self) -> None:
         assert self._bytes is not None

@@ -6,7 +6,7 @@ Gradients point uphill on the loss. The paper's Δ is their negative, for neuron
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 from typing import ClassVar, Generic, TypeVar
@@ -48,6 +48,7 @@ class Trial:
     readout: Readout
     free: Relaxation
     betas: tuple[Beta, ...] = ()
+    turns: tuple[Sequence[int] | None, ...] = (None,)  # which layers move at nudged step t: t mod n
 
 
 class Stream(Iterator[T], Generic[T]):
@@ -98,6 +99,11 @@ class Rule(ABC):
     @property
     def in_turn(self) -> bool:
         """Whether the layers of the free phase move in turn."""
+        return False
+
+    @property
+    def nudged_in_turn(self) -> bool:
+        """Whether the layers of the nudged phase move in turn."""
         return False
 
     @property

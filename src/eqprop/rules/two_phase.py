@@ -43,6 +43,8 @@ class TwoPhase(Rule, ABC):
             None: take exactly `free_steps` steps.
         in_turn: update the layers of the free phase in turn, one group per step (see `relax`).
             Default False: all at once.
+        nudged_in_turn: the same in the nudged phase. The nudge acts on the layers that move.
+            Default False.
         random_sign: with `beta`, means `nudging=RandomSign(beta)`: draw the sign of β per
             minibatch, + or − with probability ½. Default False.
     """
@@ -52,6 +54,7 @@ class TwoPhase(Rule, ABC):
     nudged_steps: int
     tolerance: float | None = None
     in_turn: bool = False
+    nudged_in_turn: bool = False
     random_sign: bool = False
 
     def __post_init__(self) -> None:
@@ -60,7 +63,7 @@ class TwoPhase(Rule, ABC):
         object.__setattr__(self, "beta", nudging.beta)
         object.__setattr__(self, "random_sign", nudging.draws_sign)
         check_steps("free_steps", self.free_steps)
-        check_steps("nudged_steps", self.nudged_steps)
+        check_steps("nudged_steps", self.nudged_steps, self.nudged_in_turn)
         check_tolerance(self.tolerance)
 
     def _nudging(self) -> Nudging:
@@ -90,9 +93,10 @@ class TwoPhase(Rule, ABC):
     ) -> Trial:
         assert self.nudging is not None
         betas = self.nudging.betas(self.nudging.signed(model.ensemble, sign))
+        turns = model.split() if self.nudged_in_turn else (None,)
         free = relax(model, x, self.free_steps, self.tolerance, in_turn=self.in_turn)
         warn_unless_settled(free)
-        return Trial(model, x, y, readout, free, betas)
+        return Trial(model, x, y, readout, free, betas, turns)
 
     def check_model(self, model: Model) -> None:
         assert self.nudging is not None
@@ -159,7 +163,8 @@ class Continual(TwoPhase, ABC):
 
 def nudge(trial: Trial, s: State, beta: Beta, t: int) -> State:
     """Return s_{t+1} from s_t: Eq. (C-EP), neurons."""
-    return nudged_step(trial.model, trial.x, trial.y, s, beta, trial.readout, t + 1)
+    layers = trial.turns[t % len(trial.turns)]
+    return nudged_step(trial.model, trial.x, trial.y, s, beta, trial.readout, t + 1, layers)
 
 
 def neuron_updates(trial: Trial, s: State, s_next: State, beta: Beta) -> State:

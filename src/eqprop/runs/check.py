@@ -147,6 +147,11 @@ def check(
             f"{recipe.name}: nudged_steps ({K}) must not exceed free_steps ({T}) for a comparison "
             "with BPTT"
         )
+    if recipe.rule.nudged_in_turn:
+        raise UserError(
+            f"{recipe.name}: BPTT goes back through steps of all layers: compare with it with "
+            "--set nudged_in_turn=false"
+        )
     net = recipe.network.build([member], torch.float64)
     rule, bptt = recipe.learning_rule([member]), recipe.rule.gradient()
 

@@ -132,6 +132,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     dt: float = 0.08
     slope: str = "all"
     activation: str = "sigmoid"
+    output_activation: str | None = None
     bias: bool = True
     init: str = "fan_in"
     angle: Swept = 0.0
@@ -141,6 +142,8 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require("time", TIMES)
         self.require("activation", ACTIVATIONS)
+        if self.output_activation is not None:
+            self.require("output_activation", ACTIVATIONS)
         self.require("init", INITS)
         self.require("readout", READOUTS)
         RealTime(self.dt, self.slope)  # checks both
@@ -232,6 +235,8 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         """Return the networks of these members as one ensemble [E]."""
         layers, synapses = self._chain([member.angle for member in members])
         sigma = ACTIVATIONS[self.activation]
+        if self.output_activation is not None:
+            layers[-1] = replace(layers[-1], activation=self.output_activation)
         time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)
         softmax = partial(CrossEntropy, self.classes, bias=self.bias, init=self.init)
         return Network(
@@ -254,13 +259,14 @@ class RulePart(Part, frozen=True, kw_only=True):
     nudged_steps: int
     tolerance: float | None = None
     in_turn: bool = False
+    nudged_in_turn: bool = False
     rescale: float | None = None
     update_slope: str = "none"
 
     def __post_init__(self) -> None:
         self.require("name", RULES)
         self.require("update_slope", tuple(UpdateSlope))
-        optional = ("tolerance", "in_turn", "rescale", "update_slope")
+        optional = ("tolerance", "in_turn", "nudged_in_turn", "rescale", "update_slope")
         self.refuse("name", {it: {*optional} - _fields(kind) for it, kind in RULES.items()})
 
     @property
@@ -275,6 +281,7 @@ class RulePart(Part, frozen=True, kw_only=True):
             "backward_steps": self.nudged_steps,
             "tolerance": self.tolerance,
             "in_turn": self.in_turn,
+            "nudged_in_turn": self.nudged_in_turn,
             "rescale": self.rescale,
             "update_slope": self.update_slope,
             "nudging": nudging,

@@ -76,15 +76,24 @@ class Conv2d(Synapses):
             raise ValueError(f"synapse {self.name}: a convolution joins two different layers")
         self.holomorphic = pool == 1
 
-    def _convolved(self, pre: Shape) -> tuple[int, int]:
+    def convolved(self, pre: Shape) -> tuple[int, int]:
         """Return height and width before pooling."""
         height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[1:])
         return height, width
 
     def pooled(self, pre: Shape) -> tuple[int, int]:
         """Return height and width after pooling, from a layer of this shape."""
-        height, width = (n // self.pool for n in self._convolved(pre))
+        height, width = (n // self.pool for n in self.convolved(pre))
         return height, width
+
+    @property
+    def left_out(self) -> list[int]:
+        """The rows and columns at the end of the layer before that no kernel reaches."""
+        shape, convolved = self.ends[0][1:], self.convolved(self.ends[0])
+        return [
+            n - ((m - 1) * self.stride - 2 * self.padding + self.kernel)
+            for n, m in zip(shape, convolved, strict=True)
+        ]
 
     def weight_shape(self, pre: Shape, post: Shape) -> Shape:
         if len(pre) != 3 or len(post) != 3:
@@ -154,7 +163,7 @@ class Conv2d(Synapses):
         post = self._fold(post)
         if winners is None:
             return post
-        height, width = self._convolved(self.ends[0])
+        height, width = self.convolved(self.ends[0])
         flat = post.new_zeros(*post.shape[:2], height * width)
         spread = flat.scatter(-1, winners.flatten(2), post.flatten(2))
         return spread.reshape(*post.shape[:2], height, width)
@@ -164,18 +173,13 @@ class Conv2d(Synapses):
         if post is None or self.from_input:
             return None, self._unfold(on_post)
         back = self.weight if self.backward_weight is None else self.backward_weight
-        shape, convolved = self.ends[0][1:], self._convolved(self.ends[0])
-        left_out = [
-            n - ((m - 1) * self.stride - 2 * self.padding + self.kernel)
-            for n, m in zip(shape, convolved, strict=True)
-        ]
         on_pre = conv_transpose2d(
             self._spread(post, winners),
             self._kernels(back),
             None,
             self.stride,
             self.padding,
-            left_out,
+            self.left_out,
             groups=self._members,
         )
         return self._unfold(on_pre), self._unfold(on_post)

@@ -1,0 +1,214 @@
+"""Time one training minibatch of a convolutional network: the engines against plain PyTorch.
+
+    python benchmarks/convolution.py                         mnist-conv on the CPU
+    python benchmarks/convolution.py --device cuda --tf32    cifar10-conv, the network of rain 2023
+
+Contenders are interleaved round by round and compared by medians: the machine is shared and its
+speed drifts. On a CPU the time is that of the processor: what others take does not count. Nothing
+is timed before all of them compute the same in float64. Writes results/convolution-cpu.json, or
+results/convolution-gpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d, max_unpool2d, one_hot
+from torch.nn.grad import conv2d_weight
+
+import eqprop
+from eqprop.runs import machine
+from eqprop.runs import recipe as recipes
+from eqprop.runs.recipe import Recipe
+from eqprop.synapses import Conv2d
+
+RESULTS = Path(__file__).parent.parent / "results"
+RECIPES = {"cpu": "mnist-conv", "cuda": "cifar10-conv"}
+
+
+class Plain:
+    """Centred EP as a user would write it: every drive from the states as they are, at each step.
+
+    One network; convolutions with padding and pooling, the last synapse dense; squared error.
+    """
+
+    def __init__(self, recipe: Recipe, device: str, dtype: torch.dtype) -> None:
+        members = recipe.members()
+        self.model = recipe.network.build(members, dtype).member(0).to(device)
+        self.rule = recipe.learning_rule(members)
+        self.beta = members[0].beta
+        rates = members[0].learning_rates
+        groups = [
+            {"params": list(synapse.parameters()), "lr": rate}
+            for synapse, rate in zip(self.model.synapses, rates, strict=True)
+        ]
+        update = recipe.update
+        self.optimiser = torch.optim.SGD(
+            groups, momentum=update.momentum, weight_decay=update.weight_decay
+        )
+
+    def forward(self, k: int, pre: Tensor) -> tuple[Tensor, Tensor | None]:
+        synapse = self.model.synapses[k]
+        if not isinstance(synapse, Conv2d):
+            return pre.flatten(1) @ synapse.weight + synapse.bias, None
+        drive = conv2d(pre, synapse.weight, synapse.bias, padding=synapse.padding)
+        return max_pool2d(drive, synapse.pool, return_indices=True)
+
+    def spread(self, k: int, pre: Tensor, post: Tensor) -> Tensor:
+        synapse = self.model.synapses[k]
+        winners = self.forward(k, pre)[1]
+        convolved = synapse.convolved(synapse.ends[0])
+        return max_unpool2d(post, winners, synapse.pool, output_size=convolved)
+
+    def back(self, k: int, pre: Tensor, post: Tensor) -> Tensor:
+        synapse = self.model.synapses[k]
+        if not isinstance(synapse, Conv2d):
+            return (post @ synapse.weight.mT).reshape(pre.shape)
+        spread = self.spread(k, pre, post)
+        return conv_transpose2d(spread, synapse.weight, padding=synapse.padding)
+
+    def move(
+        self, x: Tensor, y: Tensor, s: list[Tensor], in_turn: bool, t: int, beta: float
+    ) -> list[Tensor]:
+        """One step: of every second layer in turn, or of all."""
+        layers = range(t % 2, len(s), 2) if in_turn else range(len(s))
+        moved = list(s)
+        for k in layers:
+            drive = self.forward(k, s[k - 1] if k else x)[0]
+            if k + 1 < len(s):
+                drive = drive + self.back(k + 1, s[k], s[k + 1])
+            moved[k] = self.model.activations[k](drive)
+            if beta and k + 1 == len(s):
+                moved[k] = moved[k] - beta * (s[k] - y)
+        return moved
+
+    def gradients(self, x: Tensor, s: list[Tensor]) -> list[Tensor]:
+        """∂Φ/∂θ, mean over the batch, in the order of the parameters."""
+        found = []
+        for k, synapse in enumerate(self.model.synapses):
+            pre, post = s[k - 1] if k else x, s[k]
+            if isinstance(synapse, Conv2d):
+                spread = self.spread(k, pre, post)
+                shape, padding = synapse.weight.shape, synapse.padding
+                found.append(conv2d_weight(pre, shape, spread, padding=padding) / len(x))
+                found.append(post.sum((0, 2, 3)) / len(x))
+            else:
+                found += [pre.flatten(1).mT @ post / len(x), post.mean(0)]
+        return found
+
+    @torch.no_grad()
+    def step(self, x: Tensor, y: Tensor) -> None:
+        rule = self.rule
+        s = [x.new_zeros(len(x), *shape) for shape in self.model.layer_shapes]
+        for t in range(rule.free_steps):
+            s = self.move(x, y, s, rule.in_turn, t, 0.0)
+        ends = []
+        for beta in (self.beta, -self.beta):
+            nudged = s
+            for t in range(rule.nudged_steps):
+                nudged = self.move(x, y, nudged, rule.nudged_in_turn, t, beta)
+            ends.append(self.gradients(x, nudged))
+        for p, up, down in zip(self.model.parameters(), *ends, strict=True):
+            p.grad = (down - up) / (2 * self.beta)
+        self.optimiser.step()
+
+
+def contenders(recipe: Recipe, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """What is timed, by name: each has a network `model` of its own and learns by `step(x, y)`."""
+    members = recipe.members()
+    rule, rates = recipe.learning_rule(members), recipe.update.rates(members)
+    update = eqprop.SGD(recipe.update.momentum, recipe.update.weight_decay)
+    engines = {
+        kind: eqprop.make_engine(
+            recipe.network.build(members, dtype).to(device), rule, rates, kind, update=update
+        )
+        for kind in ("reference", "convolutional")
+    }
+    return {"plain PyTorch": Plain(recipe, device, dtype), **engines}
+
+
+def minibatch(recipe: Recipe, batch: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Random images and one-hot targets."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(batch, *recipe.network.input_shape, generator=source, dtype=dtype)
+    labels = torch.randint(recipe.network.classes, (batch,), generator=source)
+    return x.to(device), one_hot(labels, recipe.network.classes).to(device, dtype)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse to time what does not compute the same: one minibatch of few steps, in float64."""
+    short = recipes.changed(recipe, {"free_steps": 7, "nudged_steps": 4})
+    x, y = minibatch(short, 8, "cpu", torch.float64)
+    found = []
+    for contender in contenders(short, "cpu", torch.float64).values():
+        contender.step(x, y)
+        found.append(torch.cat([p.flatten() for p in contender.model.parameters()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-10)
+
+
+def milliseconds(run: Callable[[], object], device: str) -> float:
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    started = clock()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (clock() - started)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=RECIPES, default="cpu")
+    parser.add_argument("--batch", type=int, help="default: that of the recipe")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--bfloat16", action="store_true", help="convolutions alone, by autocast")
+    options = parser.parse_args()
+    device, name = options.device, RECIPES[options.device]
+    recipe = recipes.load(name, {"seeds": 1})
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
+    torch.backends.cudnn.benchmark = True
+    torch.set_num_threads(1)  # more would add the time that they wait for each other
+    check(recipe)
+    batch = options.batch or recipe.batch
+    x, y = minibatch(recipe, batch, device, torch.float32)
+    timed = contenders(recipe, device, torch.float32)
+    if options.bfloat16:
+        del timed["reference"]  # whose updates do not mix precisions
+    times: dict[str, list[float]] = {contender: [] for contender in timed}
+    autocast = torch.autocast(device, torch.bfloat16, enabled=options.bfloat16, cache_enabled=False)
+    with autocast:
+        for r in range(options.rounds + 1):
+            for contender, it in timed.items():
+                spent = milliseconds(lambda it=it: it.step(x, y), device)
+                if r > 0:
+                    times[contender].append(spent)
+            print({name: round(spent[-1]) for name, spent in times.items() if spent}, flush=True)
+    medians = {contender: statistics.median(values) for contender, values in times.items()}
+    record = {
+        "what": f"milliseconds for one training minibatch of {batch}, median; recipe {name}",
+        "rounds": options.rounds,
+        "tf32": options.tf32,
+        "bfloat16": options.bfloat16,
+        "clock": "of the processor, one thread" if device == "cpu" else "of the wall",
+        "results": medians,
+        **machine.describe(device),
+    }
+    result = RESULTS / f"convolution-{'cpu' if device == 'cpu' else 'gpu'}.json"
+    result.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    for contender, value in medians.items():
+        print(f"{contender}: {value:.1f} ms, {medians['plain PyTorch'] / value:.2f}×")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

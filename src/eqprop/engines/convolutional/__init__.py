@@ -1,0 +1,124 @@
+"""The engine for chains of convolutional and dense layers, in plain PyTorch.
+
+Each convolution that must be computed is computed once, images lie with their channels last, and
+on a GPU a whole minibatch is one captured graph. See `minibatch.py`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from eqprop.costs import SquaredError
+from eqprop.dynamics import Relaxation
+from eqprop.engines.convolutional.minibatch import Minibatch
+from eqprop.engines.engine import Counts, Engine
+from eqprop.engines.job import Job
+from eqprop.engines.layered import ACTIVATIONS, COMPUTED, parameters_obstacle
+from eqprop.network import Network
+from eqprop.nudging import Centred, OneSided, RandomSign
+from eqprop.readouts import CrossEntropy, OutputLayer
+from eqprop.rules import EP, ContinualEP
+from eqprop.synapses import Conv2d, Dense
+from eqprop.timesteps import Discrete
+
+
+class ConvolutionalEngine(Engine):
+    """Trains an ensemble of chains of `Conv2d` and `Dense` synapses with EP or C-EP."""
+
+    @classmethod
+    def obstacle(cls, job: Job) -> str | None:
+        model, rule, readout = job.model, job.rule, job.readout
+        # these very types: one of your own that inherits from them may compute anything
+        if type(rule) not in (EP, ContinualEP):
+            return f"the rule {type(rule).__name__}"
+        if type(rule.nudging) not in (OneSided, RandomSign, Centred):
+            return f"{type(rule.nudging).__name__} nudging"
+        if rule.tolerance is not None:
+            return "a tolerance: leave it out"
+        if 0 < rule.moving_share < 1:
+            return "rescaled updates"
+        if rule.continual and not job.update.linear:
+            return "continual updates other than plain descent"
+        if type(readout) not in (OutputLayer, CrossEntropy):
+            return f"the read-out {type(readout).__name__}"
+        if isinstance(readout, OutputLayer) and type(readout.cost) is not SquaredError:
+            return "a cost other than SquaredError"
+        if not isinstance(model, Network) or not model.in_a_row():
+            return "a model that is not a chain of layers"
+        kinds = {type(synapse) for synapse in model.synapses}
+        if not {Conv2d} <= kinds <= {Conv2d, Dense}:
+            return "synapses other than Conv2d and Dense, or no Conv2d"
+        if any(getattr(type(model), name) is not getattr(Network, name) for name in COMPUTED):
+            return f"a {type(model).__name__} with methods of its own"
+        if not isinstance(model.time, Discrete):
+            return "real time"
+        if not model.tied:
+            return "untied synapses"
+        if not {*model.activations, model.input_activation} <= {*ACTIVATIONS}:
+            return "an activation of your own"
+        return parameters_obstacle(model)
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._minibatches: dict[int, Minibatch] = {}
+        self._places: tuple[int, ...] = ()
+        self.chunk = 20 if self.device.type == "cuda" else 1
+
+    def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
+        minibatch = self._minibatch(self.model.batch(x))
+        self._give(minibatch, x)
+        minibatch.y.copy_(self.targets(y, minibatch.batch))
+        minibatch.beta.copy_(self.betas(sign))
+        self._move(minibatch)
+        return self._found(minibatch, self.rule.free_steps)
+
+    def learn_many(
+        self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
+    ) -> tuple[Relaxation, Counts] | None:
+        minibatch = self._minibatch(index.shape[-1])
+        betas = self.all_betas(len(index), signs).to(self.device)
+        counts = None
+        for m in range(len(index)):
+            self._give(minibatch, images[index[m]].to(self.model.dtype) / 255)
+            classes = labels[index[m]].long()
+            minibatch.y.copy_(one_hot(classes, self.readout.width))
+            minibatch.beta.copy_(betas[m])
+            self._move(minibatch)
+            wrong = self.readout.output(minibatch.free).argmax(-1) != classes
+            loss = self.readout.loss(minibatch.free, minibatch.y)
+            one = Counts(wrong.double().sum(-1), loss.double().sum(-1))
+            counts = one if counts is None else counts + one
+        found = self._found(minibatch, self.rule.free_steps)
+        return None if found is None or counts is None else (found, counts)
+
+    def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
+        minibatch = self._minibatch(self.model.batch(x))
+        self._give(minibatch, x)
+        minibatch.relax(free_steps)
+        return self._found(minibatch, free_steps)
+
+    def _minibatch(self, batch: int) -> Minibatch:
+        assert isinstance(self.model, Network)
+        places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        if places != self._places:  # where a graph would look for them in vain
+            self._minibatches, self._places = {}, places
+        if batch not in self._minibatches:
+            parts = (self.model, self.rule, self.readout, self.mover)
+            self._minibatches[batch] = Minibatch(*parts, batch)
+        return self._minibatches[batch]
+
+    def _give(self, minibatch: Minibatch, x: Tensor) -> None:
+        assert isinstance(self.model, Network)
+        sample = x.shape[-1 - len(self.model.input.shape) :]
+        whole = self.model.input_activation(x).expand(*self.model.ensemble, *sample)
+        minibatch.x.copy_(whole.reshape(minibatch.x.shape))
+
+    def _move(self, minibatch: Minibatch) -> None:
+        minibatch.learn()
+        if not self.rule.continual:
+            self.mover.move(minibatch.gradients)
+
+    def _found(self, minibatch: Minibatch, steps: int) -> Relaxation | None:
+        healthy = self.healthy((*minibatch.free, *minibatch.latest))
+        return minibatch.relaxation(steps) if healthy else None

@@ -1,0 +1,443 @@
+"""Oracle: parity. The convolutional engine gives the numbers of the reference engine."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+
+import eqprop
+from eqprop import Conv2d, Dense, Input, Layer
+from eqprop.data import Split
+from eqprop.engines import ConvolutionalEngine
+from eqprop.engines.convolutional.layers import empty_layer, flat, memory_order
+from eqprop.engines.convolutional.minibatch import Minibatch
+from eqprop.engines.convolutional.pooling import Pooling
+
+# The largest difference of any parameter, output or residual from the reference, after three
+# minibatches in float64: other orders of summation, some 1e-15, grown by 1/β and by each minibatch.
+TOLERANCE = 1e-11
+
+# From the input on, (channels, kernel, stride, padding, pool) or a number: odd sizes, strides,
+# paddings, rows that no kernel and no window covers, windows of one, two and three.
+CHAINS = {
+    "one convolution": ((2, 7, 6), [(3, 3, 1, 1, 2), 4]),
+    "no dense layer": ((1, 6, 6), [(4, 3, 1, 1, 2), (3, 3, 1, 0, 1)]),
+    "two convolutions": ((1, 9, 8), [(3, 3, 1, 1, 2), (5, 3, 1, 1, 2), 4]),
+    "strides": ((2, 11, 9), [(3, 3, 2, 1, 1), (4, 2, 2, 0, 1), 3]),
+    "rows left out": ((1, 15, 13), [(2, 4, 1, 2, 2), (3, 4, 3, 2, 1), 3]),
+    "windows of three": ((1, 13, 12), [(2, 2, 1, 1, 1), (3, 1, 1, 0, 3), 3]),
+    "three convolutions": ((1, 12, 12), [(2, 3, 1, 1, 2), (3, 3, 1, 1, 2), (4, 3, 1, 1, 1), 3]),
+    "two dense layers": ((1, 6, 6), [(2, 3, 1, 1, 2), 7, 3]),
+    "dense first": ((6,), [(2, 4, 6), (3, 3, 1, 1, 2), 3]),
+}
+any_chain = pytest.mark.parametrize("chain", CHAINS)
+any_order = pytest.mark.parametrize("orders", list(itertools.product((False, True), repeat=2)))
+
+
+def a_network(chain="two convolutions", *, activation="hard_sigmoid", bias=True, **more):
+    shape, parts = CHAINS[chain]
+    layers, synapses, pre = [Input(shape)], [], "input"
+    for k, part in enumerate(parts):
+        name = f"layer{k}"
+        if isinstance(part, int) or len(part) == 3:
+            synapse = Dense(pre, name, bias=bias, init="fan_in")
+            shape = (part,) if isinstance(part, int) else part
+        else:
+            channels, kernel, stride, padding, pool = part
+            synapse = Conv2d(
+                pre, name, kernel, stride=stride, padding=padding, pool=pool, bias=bias,
+                init="fan_in",
+            )  # fmt: skip
+            shape = (channels, *synapse.pooled(shape))
+        layers.append(Layer(name, shape))
+        synapses.append(synapse)
+        pre = name
+    settings = {"ensemble": (2,), "dtype": torch.float64} | more
+    return eqprop.Network(layers, synapses, activation=activation, **settings)
+
+
+def a_rule(kind=eqprop.EP, **more):
+    settings = {"nudging": eqprop.Centred(0.3), "free_steps": 7, "nudged_steps": 5} | more
+    return kind(**settings)
+
+
+def a_minibatch(net, seed=0, batch=3):
+    source = torch.Generator().manual_seed(seed)
+    leading = (*net.ensemble, batch)
+    x = torch.rand(*leading, *net.input_shape, generator=source, dtype=torch.float64)
+    y = torch.rand(*leading, net.readout.width, generator=source, dtype=torch.float64)
+    return x.to(net.dtype), y.to(net.dtype)
+
+
+def a_pair(net, rule, rates=None, **more):
+    """The reference engine, and this one, each with a network of its own."""
+    rates = rates or (0.003 if rule.continual else 0.1)  # larger, C-EP multiplies every rounding
+    return [
+        eqprop.make_engine(copy.deepcopy(net), rule, rates, kind, **more)
+        for kind in ("reference", "convolutional")
+    ]
+
+
+def poison(engine):
+    """What a buffer holds before a step must not matter."""
+    for work in engine._minibatches.values():
+        buffers = [work.x, work.y, work.residual, *work._s, *work._free, *work._drives]
+        buffers += [*work.gradients.values(), *(c.drive for c in work._connections)]
+        buffers += [c.weight for c in work._connections]
+        for buffer in buffers:
+            buffer.fill_(torch.nan)
+
+
+def distance(slow, fast):
+    pairs = zip(slow.model.parameters(), fast.model.parameters(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def assert_parity(slow, fast, minibatches=3, batch=3, tolerance=TOLERANCE):
+    before = [p.clone() for p in slow.model.parameters()]
+    for m in range(minibatches):
+        x, y = a_minibatch(slow.model, m, batch)
+        poison(fast)
+        torch.testing.assert_close(fast.step(x, y), slow.step(x, y), rtol=0, atol=tolerance)
+    assert distance(slow, fast) <= tolerance
+    moved = zip(slow.model.parameters(), before, strict=True)
+    assert max(float((p - value).abs().max()) for p, value in moved) > 1e-4  # it learns
+    mine, theirs = fast.relaxation, slow.relaxation
+    torch.testing.assert_close(mine.state, theirs.state, rtol=0, atol=tolerance)
+    torch.testing.assert_close(mine.sample_residual, theirs.sample_residual, rtol=0, atol=tolerance)
+    assert torch.equal(mine.member_steps, theirs.member_steps)
+    assert mine.residual == pytest.approx(theirs.residual, abs=tolerance)
+
+
+@any_chain
+@any_order
+@pytest.mark.parametrize("free_steps", [6, 7])
+def test_every_chain_in_every_order(chain, orders, free_steps):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(free_steps=free_steps, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    assert_parity(*a_pair(a_network(chain), rule))
+
+
+@any_order
+@pytest.mark.parametrize("nudging", [eqprop.OneSided, eqprop.RandomSign, eqprop.Centred])
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_every_rule_nudging_and_order(kind, nudging, orders):
+    beta = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, nudging=nudging(beta), in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    assert_parity(*a_pair(a_network(), rule))
+
+
+@any_chain
+def test_continual_ep_on_every_chain(chain):
+    rule = a_rule(eqprop.ContinualEP, in_turn=True, nudged_in_turn=True)
+    assert_parity(*a_pair(a_network(chain), rule))
+
+
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "identity"])
+def test_every_activation_with_and_without_biases(activation, bias, kind):
+    net = a_network("strides", activation=activation, bias=bias)
+    assert_parity(*a_pair(net, a_rule(kind)))
+
+
+def test_layers_with_activations_of_their_own_and_an_input_with_one():
+    net = eqprop.Network(
+        [Input((1, 6, 6), "tanh"), Layer("c", (2, 3, 3)), Layer("out", 3, "identity")],
+        [Conv2d("input", "c", 3, padding=1, pool=2, bias=True), Dense("c", "out", bias=True)],
+        activation="hard_sigmoid", dtype=torch.float64,
+    )  # fmt: skip
+    assert_parity(*a_pair(net, a_rule(nudged_in_turn=True)))
+
+
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@pytest.mark.parametrize("chain", ["two convolutions", "no dense layer"])
+def test_cross_entropy(chain, kind):
+    net = a_network(chain, readout=eqprop.CrossEntropy(5), activation="tanh")
+    assert_parity(*a_pair(net, a_rule(kind, nudged_in_turn=True)))
+
+
+def test_momentum_weight_decay_and_a_schedule():
+    update = eqprop.SGD(0.9, 0.01, nesterov=True, schedule=lambda o: StepLR(o, 1, gamma=0.5))
+    rates = [0.1, torch.tensor([0.05, 0.1]).double(), 0.2]
+    pair = a_pair(a_network(), a_rule(), rates, update=update, frozen=["synapses.1.bias"])
+    for _ in range(2):
+        assert_parity(*pair)
+        for engine in pair:
+            engine.next_epoch()
+    assert torch.equal(*(e.model.synapses[1].bias for e in pair))
+
+
+def test_another_optimiser_moves_along_the_same_gradients():
+    update = eqprop.Optimiser(torch.optim.Adam)
+    assert_parity(*a_pair(a_network(), a_rule(), 0.01, update=update), tolerance=1e-9)
+
+
+def test_frozen_parameters_stay_also_under_continual_ep():
+    frozen = ["synapses.0.weight", "synapses.2.bias"]
+    pair = a_pair(a_network(), a_rule(eqprop.ContinualEP), frozen=frozen)
+    before = copy.deepcopy(pair[1].model)
+    assert_parity(*pair)
+    for name, p in pair[1].model.named_parameters():
+        assert torch.equal(p, before.get_parameter(name)) == (name in frozen)
+
+
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@pytest.mark.parametrize("ensemble", [(3,), (2, 2)])
+def test_members_learn_as_they_do_alone(ensemble, kind):
+    several = a_network(ensemble=ensemble)
+    rule = a_rule(kind, nudging=eqprop.OneSided(0.3), in_turn=True)
+    indices = list(itertools.product(*map(range, ensemble)))
+    alone = [eqprop.make_engine(several.member(*at), rule, 0.1) for at in indices]
+    together = eqprop.make_engine(several, rule, 0.1)
+    assert {type(e) for e in (together, *alone)} == {ConvolutionalEngine}
+    for m in range(3):
+        x, y = a_minibatch(several, m)
+        output = together.step(x, y)
+        for at, engine in zip(indices, alone, strict=True):
+            torch.testing.assert_close(output[at], engine.step(x[at], y[at]), rtol=0, atol=1e-13)
+    for at, engine in zip(indices, alone, strict=True):
+        for name, p in engine.model.named_parameters():
+            whole = several.get_parameter(name)[at]
+            torch.testing.assert_close(whole, p, rtol=0, atol=1e-13)
+
+
+def test_a_minibatch_that_members_share_class_indices_and_no_ensemble_axis():
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(5, 1, 9, 8, generator=source, dtype=torch.float64)
+    y = torch.randint(4, (5,), generator=source)
+    for ensemble in ((), (3,)):
+        slow, fast = a_pair(a_network(ensemble=ensemble), a_rule())
+        torch.testing.assert_close(fast.step(x, y), slow.step(x, y), rtol=0, atol=TOLERANCE)
+        assert distance(slow, fast) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_of_equal_values_the_first_wins(size):
+    source = torch.Generator().manual_seed(0)
+    few = torch.randint(3, (2, 4, 5, 7, 8), generator=source).double()  # ties everywhere
+    drive = empty_layer(2, 4, (5, 7 // size, 8 // size), few)
+    pooling = Pooling(size, drive, (7, 8))
+    post = torch.rand(drive.shape, generator=source, dtype=torch.float64)
+    for i in range(2):
+        image = few[i].contiguous(memory_format=torch.channels_last)
+        pooling.pool(i, image)
+        spread = pooling.spread(i, post[i])
+        expected = torch.zeros_like(spread)
+        windows = itertools.product(*map(range, post[i].shape))
+        for n, c, h, w in windows:
+            window = few[i, n, c, size * h : size * (h + 1), size * w : size * (w + 1)]
+            row, column = divmod(window.flatten().tolist().index(float(window.max())), size)
+            assert drive[i, n, c, h, w] == window.max()
+            expected[n, c, size * h + row, size * w + column] = post[i, n, c, h, w]
+        assert torch.equal(spread, expected)
+
+
+def test_a_network_in_which_every_window_is_a_tie():
+    """Binary fractions: no sum is rounded, in whatever order, so that equals are equal."""
+    net = a_network(bias=False)
+    with torch.no_grad():
+        for synapse in net.synapses:
+            synapse.weight.copy_(synapse.weight.sign() * 0.125)
+    rule = a_rule(nudging=eqprop.Centred(0.25), in_turn=True, nudged_in_turn=True)
+    slow, fast = a_pair(net, rule)
+    x, y = torch.full((2, 4, 1, 9, 8), 0.5).double(), torch.eye(4).double()
+    assert torch.equal(fast.step(x, y), slow.step(x, y))
+    assert distance(slow, fast) <= TOLERANCE
+
+
+def test_layers_lie_with_their_channels_last():
+    layer = empty_layer(2, 3, (4, 5, 6), torch.zeros(()))
+    layer.copy_(torch.arange(2 * 3 * 120).reshape(layer.shape))
+    assert layer[0].is_contiguous(memory_format=torch.channels_last)
+    assert flat(layer).data_ptr() == layer.data_ptr()
+    order = memory_order((4, 5, 6), layer.device)
+    assert torch.equal(flat(layer), layer.reshape(2, 3, 120)[..., order])
+
+
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_running_a_split_of_bytes_is_stepping_through_it(softmax, kind):
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (20, 1, 9, 8), generator=source, dtype=torch.uint8)
+    labels = torch.randint(4, (20,), generator=source, dtype=torch.uint8)
+    split = Split(images, labels, 4)
+    index = torch.randint(20, (4, 2, 5), generator=source)
+    signs = 2.0 * torch.randint(2, (4, 2), generator=source) - 1
+    more = {"readout": eqprop.CrossEntropy(4)} if softmax else {}
+    rule = a_rule(kind, nudging=eqprop.RandomSign(0.3))
+    slow, fast = a_pair(a_network(**more), rule)
+    fast.learn = None  # every minibatch is gathered
+    for part in (slice(None), slice(2), slice(None)):
+        expected, counts = (e.run(split, index[part], signs[part]) for e in (slow, fast))
+        assert torch.equal(counts.wrong, expected.wrong)
+        torch.testing.assert_close(counts.loss, expected.loss, rtol=0, atol=TOLERANCE)
+    smaller = index[:2, :, :3]  # the last minibatch of an epoch
+    expected, counts = (e.run(split, smaller, signs[:2]) for e in (slow, fast))
+    assert torch.equal(counts.wrong, expected.wrong)
+    assert distance(slow, fast) <= TOLERANCE
+
+
+def test_relaxing_is_relaxing():
+    for in_turn in (False, True):
+        net = a_network()
+        engine = eqprop.make_engine(net, a_rule(in_turn=in_turn), 0.1, "convolutional")
+        for steps, batch in ((9, 4), (10, 3)):
+            x, y = a_minibatch(net, batch=batch)
+            found, expected = engine.relax(x, steps), eqprop.relax(net, x, steps, in_turn=in_turn)
+            torch.testing.assert_close(found.state, expected.state, rtol=0, atol=1e-13)
+            torch.testing.assert_close(
+                found.sample_residual, expected.sample_residual, rtol=0, atol=1e-13
+            )
+            assert (found.steps, found.state[0].is_contiguous()) == (steps, True)
+            engine.step(x, y)
+
+
+def test_float32_is_as_exact_as_the_reference_in_float32():
+    rough = a_network(activation="sigmoid", dtype=torch.float32)
+    exact = eqprop.make_engine(copy.deepcopy(rough).double(), a_rule(), 0.1, "reference")
+    slow, fast = a_pair(rough, a_rule())
+    for m in range(5):
+        x, y = a_minibatch(rough, m)
+        exact.step(x.double(), y.double())
+        slow.step(x, y)
+        fast.step(x, y)
+    assert distance(exact, slow) > 1e-8  # float32 does round here: the bound means something
+    assert distance(exact, fast) <= 4 * distance(exact, slow) + 1e-7
+
+
+def test_a_parameter_in_another_place_is_read_there():
+    slow, fast = a_pair(a_network(), a_rule())
+    assert_parity(slow, fast, minibatches=1)
+    for engine in (slow, fast):
+        synapse = engine.model.synapses[1]
+        synapse.weight = torch.nn.Parameter(synapse.weight * 0.5, requires_grad=False)
+    assert_parity(slow, fast)
+
+
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kind):
+    slow, fast = a_pair(a_network(), a_rule(kind), update=eqprop.SGD())
+    x, y = a_minibatch(fast.model)
+    for engine in (slow, fast):
+        engine.step(x, y)
+        engine.model.synapses[1].weight[1, 2, 1, 0, 0] = torch.nan
+    before = [p.clone() for p in fast.model.parameters()]
+    failures = []
+    for engine in (slow, fast):
+        with pytest.raises(eqprop.NonFiniteState) as caught:
+            engine.step(x, y)
+        failures.append(caught.value)
+    assert str(failures[0]) == str(failures[1])
+    for p, value in zip(fast.model.parameters(), before, strict=True):
+        torch.testing.assert_close(p, value, rtol=0, atol=0, equal_nan=True)
+
+
+@any_order
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_no_operation_waits_for_a_value(kind, softmax, orders):
+    """On tensors without values, as a GPU captures them: `item()` and the like would raise."""
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    net = a_network(readout=eqprop.CrossEntropy(5) if softmax else None).to("meta")
+    update = eqprop.SGD().mover(net, dict.fromkeys(dict(net.named_parameters()), 0.1))
+    with torch.no_grad():
+        minibatch = Minibatch(net, rule, net.readout, update, 3)
+        minibatch.learn()
+        minibatch.relax(4)
+    tensors = (*minibatch.free, *minibatch.gradients.values(), *net.parameters())
+    assert all(tensor.is_meta for tensor in tensors)
+    with pytest.raises(RuntimeError, match="meta"):
+        minibatch.residual.max().item()
+
+
+class MyConv2d(Conv2d):
+    pass
+
+
+class MyNetwork(eqprop.Network):
+    def forward(self, x, s, layers=None, held=None):
+        return super().forward(x, s, layers, held)
+
+
+def another_chain(kind=eqprop.Network, synapse=Conv2d, last=None, **more):
+    return kind(
+        [Input((1, 4, 4)), Layer("c", (2, 2, 2)), Layer("out", 3)],
+        [synapse("input", "c", 3, padding=1, pool=2), last or Dense("c", "out")],
+        **more,
+    )
+
+
+def skipping():
+    return eqprop.Network(
+        [Input((1, 4, 4)), Layer("c", (2, 2, 2)), Layer("out", 3)],
+        [Conv2d("input", "c", 3, padding=1, pool=2), Dense("c", "out"), Dense("input", "out")],
+    )
+
+
+OBSTACLES = {
+    "the rule VF": (another_chain, {"rule": a_rule(eqprop.VF)}),
+    "Holomorphic nudging": (another_chain, {"rule": a_rule(nudging=eqprop.Holomorphic(0.1, 4))}),
+    "a tolerance: leave it out": (another_chain, {"rule": a_rule(tolerance=1e-3)}),
+    "rescaled updates": (another_chain, {"rule": a_rule(eqprop.ContinualEP, rescale=0.1)}),
+    "continual updates other than plain descent": (
+        another_chain,
+        {"rule": a_rule(eqprop.ContinualEP), "update": eqprop.SGD(0.9)},
+    ),
+    "a cost other than SquaredError": (
+        another_chain,
+        {"cost": lambda output, y: (output - y).abs().sum(-1)},
+    ),
+    "a model that is not a chain of layers": (skipping, {}),
+    "synapses other than Conv2d and Dense, or no Conv2d": (
+        lambda: another_chain(synapse=MyConv2d),
+        {},
+    ),
+    "a MyNetwork with methods of its own": (lambda: another_chain(MyNetwork), {}),
+    "real time": (lambda: another_chain(time=eqprop.RealTime(0.5)), {}),
+    "untied synapses": (lambda: another_chain(last=Dense("c", "out", tied=False)), {}),
+    "an activation of your own": (lambda: another_chain(activation=torch.sin), {}),
+    "parameters of torch.float16": (lambda: another_chain(dtype=torch.float16), {}),
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_it_cannot_run_is_said_and_left_to_the_reference(obstacle):
+    network, given = OBSTACLES[obstacle]
+    given = {"rule": a_rule(), **given}
+    rule = given.pop("rule")
+    if "Holomorphic" in obstacle:  # which pooling refuses on its own
+        network = lambda: eqprop.Network(  # noqa: E731
+            [Input((1, 4, 4)), Layer("out", (2, 2, 2))], [Conv2d("input", "out", 3)],
+        )  # fmt: skip
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole message, below)
+        eqprop.make_engine(network(), rule, 0.1, "convolutional", **given)
+    assert str(caught.value) == (f"kind 'convolutional' cannot run {obstacle}: use kind='auto'")
+    engine = eqprop.make_engine(network(), rule, 0.1, **given)
+    assert not isinstance(engine, ConvolutionalEngine)
+
+
+def test_dense_chains_are_left_to_the_engines_for_them():
+    net = eqprop.layered(4, 5, 3)
+    with pytest.raises(ValueError, match="or no Conv2d"):
+        eqprop.make_engine(net, a_rule(), 0.1, "convolutional")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@any_order
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_the_captured_graph_on_a_gpu(kind, orders):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    slow = eqprop.make_engine(a_network(), rule, 0.1, "reference")
+    fast = eqprop.make_engine(a_network().to("cuda"), rule, 0.1, "convolutional")
+    for m in range(4):
+        x, y = a_minibatch(slow.model, m)
+        output = fast.step(x.to("cuda"), y.to("cuda")).cpu()
+        torch.testing.assert_close(output, slow.step(x, y), rtol=0, atol=TOLERANCE)
+    fast.model.to("cpu")
+    assert distance(slow, fast) <= TOLERANCE
