@@ -1,12 +1,13 @@
 """Time one training minibatch of a convolutional network: the engines against plain PyTorch.
 
-    python benchmarks/convolution.py                         mnist-conv on the CPU
-    python benchmarks/convolution.py --device cuda --tf32    cifar10-conv, the network of rain 2023
+    python benchmarks/convolution.py                  mnist-conv on the CPU
+    python benchmarks/convolution.py --device cuda    cifar10-conv, the network of rain 2023
 
-Contenders are interleaved round by round and compared by medians: the machine is shared and its
-speed drifts. On a CPU the time is that of the processor: what others take does not count. Nothing
-is timed before all of them compute the same in float64. Writes results/convolution-cpu.json, or
-results/convolution-gpu.json.
+On a GPU, convolutions run in TF32, in float16 and in bfloat16, for one network and for several in
+one program. Contenders are interleaved round by round and compared by medians: the machine is
+shared and its speed drifts. On a CPU the time is that of the processor: what others take does not
+count. Nothing is timed before all compute the same in float64. Writes
+results/convolution-cpu.json, or results/convolution-gpu.json.
 """
 
 from __future__ import annotations
@@ -122,18 +123,39 @@ class Plain:
         self.optimiser.step()
 
 
+def engine(recipe: Recipe, kind: str, device: str, dtype: torch.dtype, **more: Any) -> Any:
+    """Return an engine with networks of its own."""
+    members = recipe.members()
+    return eqprop.make_engine(
+        recipe.network.build(members, dtype).to(device),
+        recipe.learning_rule(members),
+        recipe.update.rates(members),
+        kind,
+        update=eqprop.SGD(recipe.update.momentum, recipe.update.weight_decay),
+        **more,
+    )
+
+
 def contenders(recipe: Recipe, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """What is timed, by name: each has a network `model` of its own and learns by `step(x, y)`."""
-    members = recipe.members()
-    rule, rates = recipe.learning_rule(members), recipe.update.rates(members)
-    update = eqprop.SGD(recipe.update.momentum, recipe.update.weight_decay)
-    engines = {
-        kind: eqprop.make_engine(
-            recipe.network.build(members, dtype).to(device), rule, rates, kind, update=update
-        )
-        for kind in ("reference", "convolutional")
+    return {
+        "plain PyTorch": Plain(recipe, device, dtype),
+        "reference": engine(recipe, "reference", device, dtype),
+        "convolutional": engine(recipe, "convolutional", device, dtype),
     }
-    return {"plain PyTorch": Plain(recipe, device, dtype), **engines}
+
+
+def more_contenders(recipe: Recipe) -> dict[str, Any]:
+    """Return what is timed on a GPU alone: less precision, and several networks as one."""
+    found: dict[str, Any] = {}
+    for precision in eqprop.engines.PRECISIONS:
+        name = f"convolutional, {str(precision).removeprefix('torch.')}"
+        for seeds in (1, 2, 4):
+            several = recipes.changed(recipe, {"seeds": seeds})
+            words = f", {seeds} networks" if seeds > 1 else ""
+            made = engine(several, "convolutional", "cuda", torch.float32, precision=precision)
+            found[name + words] = made
+    return found
 
 
 def minibatch(recipe: Recipe, batch: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -170,35 +192,29 @@ def main() -> int:
     parser.add_argument("--device", choices=RECIPES, default="cpu")
     parser.add_argument("--batch", type=int, help="default: that of the recipe")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tf32", action="store_true")
-    parser.add_argument("--bfloat16", action="store_true", help="convolutions alone, by autocast")
     options = parser.parse_args()
     device, name = options.device, RECIPES[options.device]
     recipe = recipes.load(name, {"seeds": 1})
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.set_num_threads(1)  # more would add the time that they wait for each other
     check(recipe)
     batch = options.batch or recipe.batch
     x, y = minibatch(recipe, batch, device, torch.float32)
     timed = contenders(recipe, device, torch.float32)
-    if options.bfloat16:
-        del timed["reference"]  # whose updates do not mix precisions
+    if device == "cuda":
+        timed |= more_contenders(recipe)
     times: dict[str, list[float]] = {contender: [] for contender in timed}
-    autocast = torch.autocast(device, torch.bfloat16, enabled=options.bfloat16, cache_enabled=False)
-    with autocast:
-        for r in range(options.rounds + 1):
-            for contender, it in timed.items():
-                spent = milliseconds(lambda it=it: it.step(x, y), device)
-                if r > 0:
-                    times[contender].append(spent)
-            print({name: round(spent[-1]) for name, spent in times.items() if spent}, flush=True)
+    for r in range(options.rounds + 1):
+        for contender, it in timed.items():
+            spent = milliseconds(lambda it=it: it.step(x, y), device)
+            if r > 0:
+                times[contender].append(spent)
+        print({name: round(spent[-1]) for name, spent in times.items() if spent}, flush=True)
     medians = {contender: statistics.median(values) for contender, values in times.items()}
     record = {
         "what": f"milliseconds for one training minibatch of {batch}, median; recipe {name}",
         "rounds": options.rounds,
-        "tf32": options.tf32,
-        "bfloat16": options.bfloat16,
+        "tf32": device == "cuda",
         "clock": "of the processor, one thread" if device == "cpu" else "of the wall",
         "results": medians,
         **machine.describe(device),

@@ -1,6 +1,7 @@
 """One thread, the same hypothesis examples every time, real MNIST, a browser, the command line."""
 
 import io
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from eqprop.cli import main
 from eqprop.data import Dataset, load
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 settings.register_profile("eqprop", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("eqprop")
 

@@ -41,6 +41,11 @@ from eqprop.sweeps import listing
 from eqprop.sweeps import table as tables
 from eqprop.tuning import commands as tuning
 
+# what convolutions multiply; float32 is what the networks of a recipe have
+PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# options of `train` that the command to resume repeats, with their defaults
+RESUMED = {"device": "cpu", "engine": "auto", "data": None, "threads": None, "precision": None}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
@@ -106,6 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     _data_argument(train)
     _device_argument(train)
     train.add_argument("--tf32", action="store_true", help="use TF32 on a GPU: faster, less exact")
+    train.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="what convolutions multiply: float32 exactly, float16 or bfloat16 (faster on a GPU, "
+        "less exact). Default: float32, on a GPU as TF32",
+    )
     train.add_argument(
         "--epochs", type=int, metavar="N", help="number of epochs (default: the recipe's)"
     )
@@ -240,6 +251,7 @@ def _train(options: argparse.Namespace) -> int:
     recipe = _load_recipe(options, epochs=options.epochs, seeds=options.seeds)
     check_device(options.device)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = options.precision is None
     folder = RunFolder(_out_folder(options, recipe))
     folder.check(recipe, options.resume)
     data = _load_data(recipe, options.data or (folder.data_folder() if options.resume else None))
@@ -254,6 +266,7 @@ def _train(options: argparse.Namespace) -> int:
             resume=options.resume,
             engine=options.engine,
             threads=options.threads,
+            precision=PRECISIONS.get(options.precision),
             angles_every=options.angles_every,
         )
     except Interrupted as stopped:
@@ -296,7 +309,7 @@ def _out_folder(options: argparse.Namespace, recipe: Recipe) -> Path:
 
 def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
     words = ["eqprop", "train", str(folder.recipe_file), "--out", str(folder.path), "--resume"]
-    for name, default in (("device", "cpu"), ("engine", "auto"), ("data", None), ("threads", None)):
+    for name, default in RESUMED.items():
         value = getattr(options, name)
         if value != default:
             words += [f"--{name}", str(value)]

@@ -27,6 +27,15 @@ def fan_in(shape: tuple[int, ...], fan_in: int, fan_out: int, source: torch.Gene
     return _uniform(1 / math.sqrt(fan_in), shape, source)
 
 
+def scaled(init: Init, gain: float) -> Init:
+    """Return an initialisation that multiplies another, weights and biases, by a number."""
+
+    def draw(shape: tuple[int, ...], fan_in: int, fan_out: int, source: torch.Generator) -> Tensor:
+        return gain * init(shape, fan_in, fan_out, source)
+
+    return draw
+
+
 INITS: dict[str, Init] = {"glorot": glorot, "fan_in": fan_in}
 
 

@@ -50,8 +50,11 @@ class Normalisation:
             raise DataError(f"normalisation: std must be above 0, not {min(self.std):g}")
 
     @classmethod
-    def of(cls, split: Split) -> Self:
-        """Return mean and standard deviation of a split per channel; of flat images, over all."""
+    def of(cls, split: Split, std: float = 1.0) -> Self:
+        """Return the normalisation that gives each channel of a split mean 0 and a given std.
+
+        Of flat images, all numbers together are one channel.
+        """
         channels = split.image_shape[0] if len(split.image_shape) > 1 else 1
         plain = replace(split, normalisation=None)
         parts = []
@@ -60,9 +63,9 @@ class Normalisation:
             parts.append(torch.stack(torch.var_mean(x, dim=-1, correction=0)))
         variances, means = torch.cat(parts, dim=1)  # per image, [n, channels]
         mean = means.mean(0)
-        std = (variances + (means - mean) ** 2).mean(0).sqrt()
+        spread = (variances + (means - mean) ** 2).mean(0).sqrt() / std
         # Nine digits: later digits depend on the machine, but fingerprints must not.
-        return cls(*(tuple(float(f"{v:.9g}") for v in found.tolist()) for found in (mean, std)))
+        return cls(*(tuple(float(f"{v:.9g}") for v in found.tolist()) for found in (mean, spread)))
 
     def __call__(self, x: Tensor, axes: int) -> Tensor:
         """Normalise images, which are the last `axes` axes of x; return the same shape."""

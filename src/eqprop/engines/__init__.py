@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from eqprop.costs import Cost
 from eqprop.dynamics import check_steps
 from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
@@ -29,6 +31,7 @@ ENGINES: dict[str, type[Engine]] = {
     "reference": ReferenceEngine,
 }
 KINDS = ("auto", *ENGINES)
+PRECISIONS = (torch.float16, torch.bfloat16)
 
 
 def make_engine(
@@ -41,6 +44,7 @@ def make_engine(
     cost: Cost | None = None,
     frozen: Sequence[str] = (),
     threads: int | None = None,
+    precision: torch.dtype | None = None,
 ) -> Engine:
     """Return an engine that trains `model` in place with `rule`.
 
@@ -66,6 +70,9 @@ def make_engine(
             read-out, which is squared error unless you choose another.
         frozen: names of parameters that do not move. Default: none.
         threads: number of threads of the compiled engine, 1 to 256. Default: one per core.
+        precision: dtype of what convolutions multiply, `torch.float16` or `torch.bfloat16`: faster
+            on a GPU, less exact. Parameters, states, sums and weight gradients keep the model's
+            dtype. Only the convolutional engine supports it. Default None: the model's dtype.
     """
     kinds = ("auto", *ENGINES)  # the user may have added some
     if kind not in kinds:
@@ -80,32 +87,40 @@ def make_engine(
         raise ValueError(f"threads must be an integer from 1 to {MAX_THREADS}, not {threads!r}")
     if not isinstance(update, Update):
         raise ValueError(f"update must be SGD(...) or another Update, not {update!r}")
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision must be torch.float16 or torch.bfloat16, not {precision}")
     check_steps("free_steps", rule.free_steps, rule.in_turn)
     if 0 < rule.moving_share < 1 and not update.linear:
         raise ValueError("rescale needs plain descent: leave out the update")
     rates = resolve_rates(model, learning_rates, frozen)
-    job = Job(model, rule, rates, as_readout(cost, model), update, threads)
+    job = Job(model, rule, rates, as_readout(cost, model), update, threads, precision)
     if kind != "auto":
         engine = ENGINES[kind]
+        if precision is not None and not engine.mixes:
+            raise ValueError(f"kind {kind!r} cannot run precision {precision}: leave it out")
         if (obstacle := engine.obstacle(job)) is not None:
             raise ValueError(f"kind {kind!r} cannot run {obstacle}: use kind='auto'")
         try:
             return engine.make(job, only=True)
         except CannotBuild as error:
             raise ValueError(f"kind {kind!r}: {error}") from None
+    obstacle = None
     for name, engine in ENGINES.items():
-        if engine.obstacle(job) is None:
+        if precision is not None and not engine.mixes:
+            continue
+        if (obstacle := engine.obstacle(job)) is None:
             try:
                 return engine.make(job, only=False)
             except CannotBuild as error:
                 warn_slower(f"{name} engine", error, stacklevel=2)
-    raise AssertionError("the reference engine runs any job")
+    raise ValueError(f"precision {precision} cannot run {obstacle}: leave it out")
 
 
 __all__ = [
     "ENGINES",
     "KINDS",
     "MAX_THREADS",
+    "PRECISIONS",
     "ConvolutionalEngine",
     "Engine",
     "Job",

@@ -50,6 +50,7 @@ class Engine(ABC):
     relaxes = 1000  # best number of samples per call of `relax`
     contiguous = True  # whether parameters must be contiguous
     gathers = True  # whether it defines `learn_many`
+    mixes = False  # whether it takes a `precision`
     writes_last = False  # whether `learn` moves parameters only when nothing can fail any more
 
     def __init__(self, job: Job) -> None:
@@ -108,6 +109,23 @@ class Engine(ABC):
             signs: signs of β, [M, *ensemble], or None.
         """
         return None
+
+    def takes(self, split: Samples) -> bool:
+        """Return whether `learn_split` can run this split: by default, bytes for `learn_many`."""
+        return self.gathers and split.plain_bytes and split.classes <= 256
+
+    def learn_split(
+        self, split: Samples, index: Tensor, signs: Tensor | None
+    ) -> tuple[Relaxation, Counts] | None:
+        """Learn from M minibatches of a split; return None if a value is not finite.
+
+        Args:
+            split: images and labels, on the model's device.
+            index: int64 [M, *ensemble, batch], contiguous.
+            signs: signs of β, [M, *ensemble], or None.
+        """
+        images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
+        return self.learn_many(images, labels, index, signs)
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
         """Return the free phase of valid samples; None leaves it to `eqprop.relax`."""
@@ -200,12 +218,10 @@ class Engine(ABC):
 
     def _gather(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts | None:
         """Run all minibatches in one call. None if the engine or the split does not support it."""
-        small = split.plain_bytes and split.classes <= 256
-        if not (self.gathers and small and split.classes == self.readout.width):
+        if split.classes != self.readout.width or not self.takes(split):
             return None
-        images, labels = split.images.contiguous(), split.labels.to(torch.uint8).contiguous()
         with self.restoring() as restore:
-            found = self.learn_many(images, labels, index.to(torch.int64).contiguous(), signs)
+            found = self.learn_split(split, index.to(torch.int64).contiguous(), signs)
             if found is None:
                 restore()
                 return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from eqprop.model import Model
 from eqprop.readouts import Readout
 from eqprop.rules import Rule
@@ -21,6 +23,7 @@ class Job:
         readout: output, loss and nudge of the model.
         update: how parameters move along a gradient.
         threads: number of threads for the engine. None: the engine chooses.
+        precision: dtype of what convolutions multiply. None: that of the model.
     """
 
     model: Model
@@ -29,6 +32,7 @@ class Job:
     readout: Readout
     update: Update
     threads: int | None = None
+    precision: torch.dtype | None = None
 
     @property
     def device(self) -> str:

@@ -10,12 +10,15 @@ from pathlib import Path
 import torch
 
 
-def describe(device: str, threads: int | None = None) -> dict[str, object]:
+def describe(
+    device: str, threads: int | None = None, precision: torch.dtype | None = None
+) -> dict[str, object]:
     """Return machine, versions and commit as plain values.
 
     Args:
         device: "cpu" or "cuda".
         threads: number of threads of the engine. Default None: PyTorch's.
+        precision: dtype of what convolutions multiply. Default None: that of the model.
     """
     import eqprop
 
@@ -29,6 +32,9 @@ def describe(device: str, threads: int | None = None) -> dict[str, object]:
     if device.startswith("cuda"):
         machine["gpu"] = torch.cuda.get_device_name(device)
         machine["tf32"] = torch.get_float32_matmul_precision() != "highest"
+        machine["convolutions_tf32"] = torch.backends.cudnn.allow_tf32
+    if precision is not None:
+        machine["precision"] = str(precision).removeprefix("torch.")
     return {
         "machine": machine,
         "versions": {

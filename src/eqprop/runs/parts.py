@@ -16,12 +16,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from eqprop.activations import ACTIVATIONS, IDENTITY
 from eqprop.augmentation import Augmentation
+from eqprop.initial import INITS, Init, scaled
 from eqprop.network import Input, Layer, Network
 from eqprop.nudging import Centred, Holomorphic, Nudging, OneSided, RandomSign
 from eqprop.readouts import CrossEntropy, OutputLayer
 from eqprop.rules import BPTT, EP, RBP, VF, ContinualEP, ContinualVF, Rule
 from eqprop.splits import Dataset, Normalisation
-from eqprop.synapses import INITS, INPUT, Conv2d, Dense, Synapses
+from eqprop.synapses import INPUT, Conv2d, Dense, Synapses
 from eqprop.timesteps import Discrete, RealTime, Timesteps
 from eqprop.types import Shape
 from eqprop.update_slope import UpdateSlope
@@ -135,6 +136,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     output_activation: str | None = None
     bias: bool = True
     init: str = "fan_in"
+    gains: tuple[float, ...] | None = None
     angle: Swept = 0.0
     shared_update: bool = False
     readout: str = "output-layer"
@@ -146,6 +148,11 @@ class NetworkPart(Part, frozen=True, kw_only=True):
             self.require("output_activation", ACTIVATIONS)
         self.require("init", INITS)
         self.require("readout", READOUTS)
+        if self.gains is not None and len(self.gains) != len(self.after_input):
+            raise ValueError(
+                f"gains must hold {len(self.after_input)} numbers, one per learning rate, not "
+                f"{len(self.gains)}"
+            )
         RealTime(self.dt, self.slope)  # checks both
         self.refuse("time", {"discrete": ("dt", "slope"), "real-time": ()})
         if self.input is None and not isinstance(self.layers[0], int):
@@ -218,8 +225,8 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         synapses: list[Synapses] = []
         pre, shape = INPUT, self.input_shape
         synapse: Synapses
-        for name, it in zip(names, inner, strict=True):
-            how: dict[str, Any] = {"tied": self.tied, "bias": self.bias, "init": self.init}
+        for k, (name, it) in enumerate(zip(names, inner, strict=True)):
+            how: dict[str, Any] = {"tied": self.tied, "bias": self.bias, "init": self._init(k)}
             if not (self.tied or pre == INPUT):
                 how |= {"angle": list(angles), "shared_update": self.shared_update}
             if isinstance(it, int):
@@ -231,6 +238,11 @@ class NetworkPart(Part, frozen=True, kw_only=True):
             pre = name
         return layers, synapses
 
+    def _init(self, k: int) -> Init:
+        """Return the initialisation of the weights that lead to layer k after the input."""
+        init = INITS[self.init]
+        return init if self.gains is None else scaled(init, self.gains[k])
+
     def build(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
         """Return the networks of these members as one ensemble [E]."""
         layers, synapses = self._chain([member.angle for member in members])
@@ -238,7 +250,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         if self.output_activation is not None:
             layers[-1] = replace(layers[-1], activation=self.output_activation)
         time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)
-        softmax = partial(CrossEntropy, self.classes, bias=self.bias, init=self.init)
+        softmax = partial(CrossEntropy, self.classes, bias=self.bias, init=self._init(-1))
         return Network(
             [Input(self.input_shape, IDENTITY if self.discrete else sigma), *layers],
             synapses,
@@ -353,7 +365,8 @@ class UpdatePart(Part, frozen=True, kw_only=True):
 class DataPart(Part, frozen=True, kw_only=True):
     """A data set and its preparation.
 
-    `train_samples` and `test_samples` choose the first samples. `normalise` works per channel.
+    `train_samples` and `test_samples` choose the first samples. `normalise` works per channel,
+    and leaves each with the standard deviation `std`.
     `shift` and `flip` augment the training images: random shifts by up to `shift` pixels, and
     mirror images with probability 1/2. `validation` is the number of training samples to hold out,
     from the end. Each epoch is then measured on them instead of the test set.
@@ -363,9 +376,16 @@ class DataPart(Part, frozen=True, kw_only=True):
     train_samples: Positive | None = None
     test_samples: Positive | None = None
     normalise: bool = False
+    std: float = 1.0
     shift: NotNegative = 0
     flip: bool = False
     validation: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.std > 0 and math.isfinite(self.std)):
+            raise ValueError(f"std must be above 0, not {self.std}")
+        if self.std != 1 and not self.normalise:
+            raise ValueError("std has no effect without normalise = true")
 
     @property
     def augmentation(self) -> Augmentation:
@@ -401,7 +421,7 @@ class DataPart(Part, frozen=True, kw_only=True):
             chosen = chosen.held_out(self.validation)
         if not self.normalise or chosen.train.normalisation:
             return chosen
-        return chosen.normalised(Normalisation.of(chosen.train))
+        return chosen.normalised(Normalisation.of(chosen.train, self.std))
 
 
 def _fields(kind: Any) -> set[str]:

@@ -96,6 +96,7 @@ def train(
     resume: bool = False,
     engine: str = "auto",
     threads: int | None = None,
+    precision: torch.dtype | None = None,
     angles_every: int | None = None,
 ) -> Run:
     """Train the networks of a recipe.
@@ -119,7 +120,7 @@ def train(
         overrides: replace other fields of the recipe, {"beta": 0.3, "rule.free_steps": 30}.
             Default None.
         resume: whether to continue the run in `folder`. Default False.
-        engine, threads: see `make_engine`. Default "auto" and None.
+        engine, threads, precision: see `make_engine`. Default "auto", None and None.
         angles_every: number of minibatches between records of the angle to BPTT's gradient, in the
             folder. Default None: record none.
 
@@ -144,6 +145,7 @@ def train(
         device=check_device(device),
         engine=engine,
         threads=threads,
+        precision=precision,
         angles_every=angles_every,
     )
     with _kept(there, training, found, resume) as keeper:

@@ -100,6 +100,7 @@ class Training:
         device: "cpu" or "cuda". Default "cpu".
         engine: name of the engine. Default "auto": the fastest.
         threads: number of CPU threads. Default None: one per core.
+        precision: see `make_engine`. Default None.
         angles_every: number of minibatches between records of the angle to BPTT. Default None:
             record none.
     """
@@ -112,11 +113,12 @@ class Training:
         device: str = "cpu",
         engine: str = "auto",
         threads: int | None = None,
+        precision: torch.dtype | None = None,
         angles_every: int | None = None,
     ) -> None:
         self.recipe = recipe
         self.device, self.engine_kind = device, engine
-        self.angles_every, self.threads = angles_every, threads
+        self.angles_every, self.threads, self.precision = angles_every, threads, precision
         if angles_every is not None and angles_every < 1:
             raise UserError(f"angles_every must be 1 or more, not {angles_every}")
         rule = recipe.rule
@@ -134,7 +136,7 @@ class Training:
         self.engine = self._make_engine()
         self.started = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
         # read now, because the sources may change during a long run
-        self.where = machine.describe(device, self.engine.threads)
+        self.where = machine.describe(device, self.engine.threads, precision)
         self.at = self._fresh_position()
         self._saved_at = self._save_took = 0.0
         self._drawn: tuple[tuple[int, tuple[int, ...]], Split] | None = None
@@ -150,7 +152,12 @@ class Training:
 
     def _make_engine(self) -> Engine:
         return recipe_engine(
-            self.recipe, self._living_members(), self.net, self.engine_kind, self.threads
+            self.recipe,
+            self._living_members(),
+            self.net,
+            self.engine_kind,
+            self.threads,
+            self.precision,
         )
 
     def resume(self, saved: Checkpoint) -> None:
@@ -405,6 +412,7 @@ def recipe_engine(
     net: Network,
     kind: str = "auto",
     threads: int | None = None,
+    precision: torch.dtype | None = None,
 ) -> Engine:
     """Return the engine that trains these members of a recipe.
 
@@ -414,6 +422,7 @@ def recipe_engine(
         net: their networks.
         kind: name of the engine. Default "auto": the fastest.
         threads: number of CPU threads. Default None: one per core.
+        precision: see `make_engine`. Default None.
     """
     update = recipe.update
     try:
@@ -425,6 +434,7 @@ def recipe_engine(
             update=update.build(recipe.epochs),
             frozen=update.frozen,
             threads=threads,
+            precision=precision,
         )
         engine.prepare(recipe.batch)
         return engine

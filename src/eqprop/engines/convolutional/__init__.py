@@ -1,20 +1,21 @@
-"""The engine for chains of convolutional and dense layers, in plain PyTorch.
+"""The engine for chains of convolutional and dense layers.
 
 Each convolution that must be computed is computed once, images lie with their channels last, and
-on a GPU a whole minibatch is one captured graph. See `minibatch.py`.
+on a GPU a whole minibatch is one captured graph. See `dynamics.py` and `minibatch.py`.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from eqprop.costs import SquaredError
 from eqprop.dynamics import Relaxation
+from eqprop.engines.convolutional.dynamics import Dynamics
 from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.job import Job
 from eqprop.engines.layered import ACTIVATIONS, COMPUTED, parameters_obstacle
+from eqprop.engines.samples import Samples
 from eqprop.network import Network
 from eqprop.nudging import Centred, OneSided, RandomSign
 from eqprop.readouts import CrossEntropy, OutputLayer
@@ -25,6 +26,8 @@ from eqprop.timesteps import Discrete
 
 class ConvolutionalEngine(Engine):
     """Trains an ensemble of chains of `Conv2d` and `Dense` synapses with EP or C-EP."""
+
+    mixes = True
 
     @classmethod
     def obstacle(cls, job: Job) -> str | None:
@@ -63,33 +66,32 @@ class ConvolutionalEngine(Engine):
         super().__init__(job)
         self._minibatches: dict[int, Minibatch] = {}
         self._places: tuple[int, ...] = ()
+        self.precision = job.precision or job.model.dtype
         self.chunk = 20 if self.device.type == "cuda" else 1
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
-        self._give(minibatch, x)
-        minibatch.y.copy_(self.targets(y, minibatch.batch))
-        minibatch.beta.copy_(self.betas(sign))
-        self._move(minibatch)
-        return self._found(minibatch, self.rule.free_steps)
+        self._learn(minibatch, x, self.targets(y, minibatch.batch), self.betas(sign))
+        return self._found(minibatch, self.rule.free_steps, minibatch.nudged)
 
-    def learn_many(
-        self, images: Tensor, labels: Tensor, index: Tensor, signs: Tensor | None
+    def takes(self, split: Samples) -> bool:
+        return True
+
+    def learn_split(
+        self, split: Samples, index: Tensor, signs: Tensor | None
     ) -> tuple[Relaxation, Counts] | None:
         minibatch = self._minibatch(index.shape[-1])
         betas = self.all_betas(len(index), signs).to(self.device)
         counts = None
         for m in range(len(index)):
-            self._give(minibatch, images[index[m]].to(self.model.dtype) / 255)
-            classes = labels[index[m]].long()
-            minibatch.y.copy_(one_hot(classes, self.readout.width))
-            minibatch.beta.copy_(betas[m])
-            self._move(minibatch)
-            wrong = self.readout.output(minibatch.free).argmax(-1) != classes
-            loss = self.readout.loss(minibatch.free, minibatch.y)
+            x, y = split.batch(index[m], self.model.dtype)
+            self._learn(minibatch, x, y, betas[m])
+            free = minibatch.free.state
+            wrong = self.readout.output(free).argmax(-1) != y.argmax(-1)
+            loss = self.readout.loss(free, y)
             one = Counts(wrong.double().sum(-1), loss.double().sum(-1))
             counts = one if counts is None else counts + one
-        found = self._found(minibatch, self.rule.free_steps)
+        found = self._found(minibatch, self.rule.free_steps, minibatch.nudged)
         return None if found is None or counts is None else (found, counts)
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
@@ -101,24 +103,29 @@ class ConvolutionalEngine(Engine):
     def _minibatch(self, batch: int) -> Minibatch:
         assert isinstance(self.model, Network)
         places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
-        if places != self._places:  # where a graph would look for them in vain
+        if places != self._places:  # a graph reads the memory that it was captured with
             self._minibatches, self._places = {}, places
         if batch not in self._minibatches:
             parts = (self.model, self.rule, self.readout, self.mover)
-            self._minibatches[batch] = Minibatch(*parts, batch)
+            self._minibatches[batch] = Minibatch(*parts, batch, self.precision)
         return self._minibatches[batch]
 
-    def _give(self, minibatch: Minibatch, x: Tensor) -> None:
+    def _give(self, minibatch: Minibatch, given: Tensor) -> None:
         assert isinstance(self.model, Network)
-        sample = x.shape[-1 - len(self.model.input.shape) :]
-        whole = self.model.input_activation(x).expand(*self.model.ensemble, *sample)
-        minibatch.x.copy_(whole.reshape(minibatch.x.shape))
+        sample = given.shape[-1 - len(self.model.input.shape) :]
+        whole = self.model.input_activation(given).expand(*self.model.ensemble, *sample)
+        x = minibatch.free.x
+        x.value.copy_(whole.reshape(x.value.shape))
+        x.refresh()
 
-    def _move(self, minibatch: Minibatch) -> None:
+    def _learn(self, minibatch: Minibatch, x: Tensor, y: Tensor, betas: Tensor) -> None:
+        self._give(minibatch, x)
+        minibatch.free.y.copy_(y)
+        minibatch.beta.copy_(betas)
         minibatch.learn()
         if not self.rule.continual:
             self.mover.move(minibatch.gradients)
 
-    def _found(self, minibatch: Minibatch, steps: int) -> Relaxation | None:
-        healthy = self.healthy((*minibatch.free, *minibatch.latest))
-        return minibatch.relaxation(steps) if healthy else None
+    def _found(self, minibatch: Minibatch, steps: int, *others: Dynamics) -> Relaxation | None:
+        states = (s for it in (minibatch.free, *others) for s in it.state)
+        return minibatch.relaxation(steps) if self.healthy(tuple(states)) else None

@@ -1,82 +1,95 @@
-"""Synapses of all members as the engine computes them, for one batch size, with their buffers."""
+"""Synapses of all members as the engine computes them, for one batch size, with their buffers.
+
+A connection computes its drive on the layer after it once per state and weight. What it computes
+on the way serves the way back.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d
 from torch.nn.grad import conv2d_weight
 
-from eqprop.engines.convolutional.layers import empty_layer, flat, memory_order
-from eqprop.engines.convolutional.pooling import Pooling
+from eqprop.activations import Activation
+from eqprop.engines.convolutional.layers import Neurons, empty_layer, flat, memory_order
+from eqprop.engines.convolutional.windows import Windows, activate
 from eqprop.synapses import Conv2d, Dense, Synapses
+
+MOST = 2**31  # numbers that a kernel of `fused.py` can count
 
 
 class Connection(ABC):
-    """A synapse with its drive on the layer after it, which is computed once per state and weight.
-
-    Layers are [members, batch, *shape] and lie as `empty_layer` makes them.
+    """A synapse between two layers. `drive` is that on the layer after.
 
     Args:
-        synapse: whose parameters it reads.
-        batch: how many samples.
+        synapse: the synapse, whose parameters it reads.
+        sigma: activation of the layer after.
+        batch: number of samples.
     """
 
-    def __init__(self, synapse: Synapses, batch: int) -> None:
-        self.synapse, self.members = synapse, math.prod(synapse.ensemble)
+    def __init__(self, synapse: Synapses, sigma: Activation, batch: int) -> None:
+        self.synapse, self.members, self.sigma = synapse, math.prod(synapse.ensemble), sigma
         self.drive = empty_layer(self.members, batch, synapse.ends[1], synapse.weight)
-        self._current = False
+        self._driven = False  # whether `drive` is that of the layer before and the weights
 
     def _by_member(self, parameter: Tensor) -> Tensor:
         return parameter.view(self.members, *parameter.shape[len(self.synapse.ensemble) :])
 
     def read(self) -> None:
-        """Take the parameters as they are now."""
+        """Read the parameters again, after they have moved."""
         self._read()
-        self._current = False
+        self.pre_moved()
 
     def pre_moved(self) -> None:
-        """The layer before has moved: the drive and its winners are of the past."""
-        self._current = False
-
-    def forward(self, pre: Tensor) -> Tensor:
-        """The drive on the layer after."""
-        if not self._current:
-            self._forward(pre)
-            self._current = True
-        return self.drive
+        """Forget what depends on the layer before, which has moved."""
+        self._driven = False
 
     @abstractmethod
     def _read(self) -> None: ...
 
     @abstractmethod
-    def _forward(self, pre: Tensor) -> None: ...
+    def forward(self, pre: Neurons, post: Neurons) -> None:
+        """Make sure that `drive` is that of the layer before."""
 
     @abstractmethod
-    def back(self, pre: Tensor, post: Tensor, drive: Tensor, out: Tensor) -> None:
-        """out = drive + ∂φ/∂pre, where ∂φ/∂pre is the drive on the layer before."""
+    def back(self, pre: Neurons, post: Neurons) -> Tensor:
+        """Return ∂φ/∂pre, the drive on the layer before, [members, batch, *shape]."""
+
+    @abstractmethod
+    def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
+        """Move the layer after: σ(drive + back) − nudge. Both are shaped like it, or None."""
 
     @abstractmethod
     def add_gradient(
-        self, pre: Tensor, post: Tensor, factor: Tensor, into: Mapping[str, Tensor]
+        self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
     ) -> None:
-        """Add factor · ∂φ/∂θ, summed over the batch, to what is there for each parameter.
+        """Add Σ factor · ∂φ/∂θ over the batch to the tensor of each parameter.
 
-        `factor` is [members].
+        `factor` is [members, batch].
         """
 
 
 class Convolution(Connection):
     """A `Conv2d`, one member after another: on a CPU that takes 30 % less time than groups of
     channels (32 → 64, 5×5), and on a GPU groups of many channels are slow.
+
+    Args:
+        synapse: the synapse.
+        sigma: activation of the layer after.
+        batch: number of samples.
+        precision: dtype of what it multiplies. Sums have the dtype of the parameters.
     """
 
-    def __init__(self, synapse: Conv2d, batch: int) -> None:
-        super().__init__(synapse, batch)
+    def __init__(
+        self, synapse: Conv2d, sigma: Activation, batch: int, precision: torch.dtype
+    ) -> None:
+        super().__init__(synapse, sigma, batch)
         self.stride, self.padding, self.left_out = (
             synapse.stride,
             synapse.padding,
@@ -84,49 +97,79 @@ class Convolution(Connection):
         )
         weight = self._by_member(synapse.weight)
         members, channels, *kernel = weight.shape
-        self.weight = empty_layer(members, channels, tuple(kernel), weight)
-        self.pooling = Pooling(synapse.pool, self.drive, synapse.convolved(synapse.ends[0]))
+        like = weight.new_empty((), dtype=precision)
+        self.weight = empty_layer(members, channels, tuple(kernel), like)
+        convolved = synapse.convolved(synapse.ends[0])
+        several = batch * channels * math.prod(convolved) < MOST
+        kind = _fused() if self.drive.is_cuda and several else Windows
+        self.windows = kind(synapse.pool, self.drive, convolved, sigma, precision)
+        self._spread = False  # whether `windows.spread` is that of both layers and the weights
 
     def _read(self) -> None:
         self.weight.copy_(self._by_member(self.synapse.weight))
 
-    def _forward(self, pre: Tensor) -> None:
-        for i, weight in enumerate(self.weight):
-            self.pooling.pool(i, conv2d(pre[i], weight, None, self.stride, self.padding))
-        if self.synapse.bias is not None:  # adding it after the pooling takes less time
-            self.drive.add_(self._by_member(self.synapse.bias)[:, None, :, None, None])
+    def pre_moved(self) -> None:
+        self._driven = self._spread = False
 
-    def back(self, pre: Tensor, post: Tensor, drive: Tensor, out: Tensor) -> None:
-        self._require_winners(pre)
-        for i, weight in enumerate(self.weight):
-            spread = self.pooling.spread(i, post[i])
-            on_pre = conv_transpose2d(
-                spread, weight, None, self.stride, self.padding, self.left_out
-            )
-            torch.add(drive[i], on_pre, out=out[i])
+    def _bias(self, i: int) -> Tensor | None:
+        bias = self.synapse.bias
+        return None if bias is None else self._by_member(bias)[i]
+
+    def _convolve(self, i: int, pre: Neurons) -> Tensor:
+        return conv2d(pre.operand[i], self.weight[i], None, self.stride, self.padding)
+
+    def forward(self, pre: Neurons, post: Neurons) -> None:
+        if not self._driven:
+            self._pool(pre, post)
+
+    def _pool(self, pre: Neurons, post: Neurons) -> None:
+        for i in self._all:
+            self.windows.pool(i, self._convolve(i, pre), self._bias(i), post.value[i])
+        self._driven = self._spread = True
+
+    def back(self, pre: Neurons, post: Neurons) -> Tensor:
+        spread = self._spreading(pre, post)
+        geometry = (None, self.stride, self.padding, self.left_out)
+        found = [conv_transpose2d(spread[i], self.weight[i], *geometry) for i in self._all]
+        return found[0][None] if self.members == 1 else torch.stack(found)
+
+    @property
+    def _all(self) -> range:
+        return range(self.members)
+
+    def _spreading(self, pre: Neurons, post: Neurons) -> Tensor:
+        """Return the values of the layer after, at the positions that won, else zero."""
+        if not self._spread:
+            self._pool(pre, post)
+        return self.windows.spread
+
+    def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
+        for i in self._all:
+            here = _of(back, i), _of(nudge, i), *post.member(i)
+            if self._driven:
+                self.windows.move(i, *here)
+            else:
+                self.windows.turn(i, self._convolve(i, pre), self._bias(i), *here)
+        self._spread = not self._driven
 
     def add_gradient(
-        self, pre: Tensor, post: Tensor, factor: Tensor, into: Mapping[str, Tensor]
+        self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
     ) -> None:
-        self._require_winners(pre)
-        total = self._by_member(into["weight"])
-        for i, weight in enumerate(self.weight):
-            spread = self.pooling.spread(i, post[i])
-            summed = conv2d_weight(pre[i], weight.shape, spread, self.stride, self.padding)
-            total[i].addcmul_(summed, factor[i])
+        spread, total = self._spreading(pre, post), self._by_member(into["weight"])
+        for i in self._all:
+            shared = factor[i].view(-1, 1, 1, 1) * spread[i]
+            shape = total[i].shape
+            total[i] += conv2d_weight(pre.value[i], shape, shared, self.stride, self.padding)
         if self.synapse.bias is not None:
-            self._by_member(into["bias"]).addcmul_(post.sum((1, 3, 4)), factor[:, None])
-
-    def _require_winners(self, pre: Tensor) -> None:
-        if not self.pooling.trivial:
-            self.forward(pre)
+            shared = factor[:, :, None] * post.value.sum((3, 4))
+            self._by_member(into["bias"]).add_(shared.sum(1))
 
 
 class AllToAll(Connection):
     """A `Dense` as a product of matrices, with rows and columns in the order of memory."""
 
-    def __init__(self, synapse: Dense, batch: int) -> None:
-        super().__init__(synapse, batch)
+    def __init__(self, synapse: Dense, sigma: Activation, batch: int) -> None:
+        super().__init__(synapse, sigma, batch)
         device = synapse.weight.device
         rows, columns = (memory_order(shape, device) for shape in synapse.ends)
         self.here = (slice(None), rows[:, None], columns)  # of the weight, as it is read
@@ -139,24 +182,48 @@ class AllToAll(Connection):
         if self.synapse.bias is not None:
             self.bias.copy_(self._by_member(self.synapse.bias)[:, None, self.columns])
 
-    def _forward(self, pre: Tensor) -> None:
-        torch.baddbmm(self.bias, flat(pre), self.weight, out=flat(self.drive))
+    def forward(self, pre: Neurons, post: Neurons) -> None:
+        if not self._driven:
+            torch.baddbmm(self.bias, flat(pre.value), self.weight, out=flat(self.drive))
+            self._driven = True
 
-    def back(self, pre: Tensor, post: Tensor, drive: Tensor, out: Tensor) -> None:
-        torch.baddbmm(flat(drive), flat(post), self.weight.mT, out=flat(out))
+    def back(self, pre: Neurons, post: Neurons) -> Tensor:
+        found = empty_layer(self.members, post.value.shape[1], self.synapse.ends[0], self.drive)
+        torch.bmm(flat(post.value), self.weight.mT, out=flat(found))
+        return found
+
+    def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
+        self.forward(pre, post)
+        activate(self.sigma, self.drive if back is None else self.drive + back, out=post.value)
+        if nudge is not None:
+            post.value.sub_(nudge)
+        post.refresh()
 
     def add_gradient(
-        self, pre: Tensor, post: Tensor, factor: Tensor, into: Mapping[str, Tensor]
+        self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
     ) -> None:
-        pre, post = flat(pre), factor[:, None, None] * flat(post)
-        self._by_member(into["weight"])[self.here] += pre.mT @ post
+        shared = factor[..., None] * flat(post.value)
+        self._by_member(into["weight"])[self.here] += flat(pre.value).mT @ shared
         if self.synapse.bias is not None:
-            self._by_member(into["bias"])[:, self.columns] += post.sum(1)
+            self._by_member(into["bias"])[:, self.columns] += shared.sum(1)
 
 
-def connect(synapse: Synapses, batch: int) -> Connection:
-    """The connection of a synapse, for as many samples."""
+def connect(synapse: Synapses, sigma: Activation, batch: int, precision: torch.dtype) -> Connection:
+    """Return the connection of a synapse. The arguments are those of `Convolution`."""
     if isinstance(synapse, Conv2d):
-        return Convolution(synapse, batch)
+        return Convolution(synapse, sigma, batch, precision)
     assert isinstance(synapse, Dense)
-    return AllToAll(synapse, batch)
+    return AllToAll(synapse, sigma, batch)
+
+
+def _of(given: Tensor | None, i: int) -> Tensor | None:
+    return None if given is None else given[i]
+
+
+def _fused() -> type[Windows]:
+    """Return the windows for a GPU. Builds of PyTorch without Triton use those for a CPU."""
+    if find_spec("triton") is None:
+        return Windows
+    from eqprop.engines.convolutional.fused import FusedWindows
+
+    return FusedWindows
