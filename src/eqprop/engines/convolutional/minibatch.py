@@ -5,7 +5,7 @@ Nothing here waits for the device. On a GPU the work is captured as graphs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -72,12 +72,18 @@ class Minibatch:
 
     def relax(self, steps: int) -> None:
         """Run the free phase of x."""
-        self._graphs.replay(f"relax {steps}", lambda: self._relax(steps))
+        self._replay(f"relax {steps}", lambda: self._relax(steps))
 
     def learn(self) -> None:
         """Learn from x, y and β: `gradients` of EP; C-EP has moved the parameters along its own."""
         assert self.nudged  # its memory exists before a graph is captured
-        self._graphs.replay("learn", self._continual if self.rule.continual else self._contrast)
+        self._replay("learn", self._continual if self.rule.continual else self._contrast)
+
+    def _replay(self, name: str, work: Callable[[], None]) -> None:
+        """Run the work with the same numbers every time, so that a run resumes exactly."""
+        cudnn = torch.backends.cudnn
+        with cudnn.flags(True, cudnn.benchmark, True, cudnn.allow_tf32):  # of these: deterministic
+            self._graphs.replay(name, work)
 
     def relaxation(self, steps: int) -> Relaxation:
         """Return the free phase, in memory of its own."""
