@@ -81,9 +81,12 @@ class Minibatch:
 
     def _replay(self, name: str, work: Callable[[], None]) -> None:
         """Run the work with the same numbers every time, so that a run resumes exactly."""
-        cudnn = torch.backends.cudnn
-        with cudnn.flags(True, cudnn.benchmark, True, cudnn.allow_tf32):  # of these: deterministic
+        before = torch.backends.cudnn.deterministic
+        torch.backends.cudnn.deterministic = True
+        try:
             self._graphs.replay(name, work)
+        finally:
+            torch.backends.cudnn.deterministic = before
 
     def relaxation(self, steps: int) -> Relaxation:
         """Return the free phase, in memory of its own."""
