@@ -66,6 +66,19 @@ def test_what_is_drawn_depends_on_seed_and_epoch_alone():
         assert not torch.equal(other.shifts, alone.shifts)
 
 
+@pytest.mark.parametrize("flip", [False, True])
+def test_with_edge_the_border_repeats_the_edge(flip):
+    split = split_of((3, 5, 6), n=30)
+    drawn = Augmentation(shift=3, flip=flip, edge=True).draw(split, [1], 0)
+    x, _ = drawn.batch(torch.arange(30)[None], torch.float64)
+    for i, image in enumerate(split.images.double() / 255):
+        image = image.flip(-1) if drawn.flips[0, i] else image
+        padded = torch.nn.functional.pad(image, (3, 3, 3, 3), mode="replicate")
+        down, right = drawn.shifts[0, i].tolist()
+        wanted = padded[:, 3 - down : 8 - down, 3 - right : 9 - right]
+        torch.testing.assert_close(x[0, i], wanted, rtol=0, atol=0)
+
+
 def test_the_border_is_zero_before_normalisation():
     by = Normalisation((0.5,), (0.25,))
     split = Split(torch.full((40, 1, 3, 3), 255, dtype=torch.uint8), torch.zeros(40).long(), 1, by)

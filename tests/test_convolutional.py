@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import itertools
+import json
 
 import pytest
 import torch
@@ -559,6 +560,32 @@ def test_less_precision_follows_the_same_gradient(orders, precision):
     unit = torch.finfo(precision).eps
     assert 0 < (outputs[0] - outputs[1]).abs().max() < unit / 2
     assert (moves[0] - moves[1]).norm() < unit * moves[0].norm()
+
+
+def test_less_precision_is_recorded_and_resumes_exactly(cli, tmp_path):
+    """From the command line, with a network of two convolutions and few images."""
+    fields = {
+        "layers": "[{conv=2,kernel=3,padding=1,pool=2},{conv=3,kernel=3,padding=1,pool=2},10]",
+        "train_samples": 60, "test_samples": 20, "batch": 20, "free_steps": 6, "nudged_steps": 4,
+        "schedule": "none", "seeds": 1,
+    }  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    how = ("--precision", "bfloat16")
+    for out, epochs, more in ((whole, 2, ()), (parts, 1, ()), (parts, 2, ("--resume",))):
+        words = ("train", "mnist-conv", "--epochs", epochs, "--out", out, *how, *more)
+        assert cli(*words, **fields).code == 0
+    runs = [eqprop.load(out) for out in (whole, parts)]
+    for a, b in zip(*(run.net.parameters() for run in runs), strict=True):
+        assert torch.equal(a, b)
+    facts = json.loads((parts / "run.json").read_text())["sessions"]
+    assert [session["machine"]["precision"] for session in facts] == ["bfloat16"] * 2
+    plain = tmp_path / "plain"
+    assert cli("train", "mnist-conv", "--epochs", 2, "--out", plain, **fields).code == 0
+    exact = eqprop.load(plain).net.state_dict()
+    assert any(not torch.equal(p, exact[name]) for name, p in runs[0].net.state_dict().items())
+    refused = cli("train", "ep-1h", "--out", tmp_path / "no", *how)
+    assert refused.code == 2
+    assert "precision torch.bfloat16 cannot run" in refused.err
 
 
 def test_precision_is_refused_where_no_engine_has_it():

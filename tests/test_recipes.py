@@ -31,9 +31,10 @@ from eqprop import (
 from eqprop.activations import ACTIVATIONS
 from eqprop.papers.continual_ep.training import RUNS
 from eqprop.runs import recipe as recipes
-from eqprop.runs.parts import NUDGINGS, READOUTS, SCHEDULES, TIMES, Member
+from eqprop.runs.parts import NUDGINGS, READOUTS, SCHEDULES, TIMES, DataPart, Member
 from eqprop.runs.parts import RULES as RULE_NAMES
 from eqprop.runs.recipe import FIELDS, UserError, changed, load, names, parse_override
+from eqprop.splits import Dataset, Split
 from eqprop.synapses import INITS
 from eqprop.update_slope import UpdateSlope
 
@@ -454,6 +455,10 @@ def test_malformed_override_is_refused(text: str) -> None:
             {"activation": "relu"},
             "network.activation 'relu' is unknown: choose one of sigmoid, tanh",
         ),
+        ({"gains": [1.0]}, "network.gains must hold 2 numbers, one per learning rate, not 1"),
+        ({"std": 0.0, "normalise": True}, "data.std must be above 0, not 0.0"),
+        ({"std": 0.5}, "data.std has no effect without normalise = true"),
+        ({"edge": True}, "data.edge has no effect without shift"),
         ({"init": "he"}, "network.init 'he' is unknown: choose one of glorot, fan_in"),
         *(
             ({"name": name}, f"name needs a letter or digit, and no / or \\, not {name!r}")
@@ -671,6 +676,7 @@ def test_toml_of_a_recipe_has_its_tables_and_every_field_that_is_set() -> None:
     assert written["rule"]["update_slope"] == "own"
     unset = {
         "network.input",
+        "network.gains",
         "network.output_activation",
         "rule.tolerance",
         "rule.rescale",
@@ -829,3 +835,31 @@ def test_a_part_cannot_be_changed_in_place() -> None:
     with pytest.raises(AttributeError):
         load("ep-1h").rule.free_steps = 3
     assert issubclass(recipes.Recipe, msgspec.Struct)
+
+
+def test_gains_multiply_what_is_drawn() -> None:
+    plain, scaled = (
+        load("mnist-conv", {"seeds": 2} | more).network for more in ({}, {"gains": [0.5, 2, 0.25]})
+    )
+    members = load("mnist-conv", {"seeds": 2}).members()
+    pair = [network.build(members, torch.float64) for network in (plain, scaled)]
+    for a, b, gain in zip(*(net.synapses for net in pair), (0.5, 2, 0.25), strict=True):
+        assert torch.equal(gain * a.weight, b.weight)
+        assert torch.equal(gain * a.bias, b.bias)
+    softmax = {"readout": "cross-entropy", "gains": [1, 1, 0.5]}
+    one, half = (
+        load("mnist-conv", {"readout": "cross-entropy"} | more).network.build(members[:1])
+        for more in ({}, softmax)
+    )
+    assert torch.equal(0.5 * one.readout.weight, half.readout.weight)
+
+
+def test_normalised_inputs_have_the_standard_deviation_asked_for() -> None:
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (50, 2, 4, 4), generator=source, dtype=torch.uint8)
+    split = Split(images, torch.zeros(50).long(), 1)
+    data = DataPart(normalise=True, std=0.4).choose(Dataset("mine", split, split))
+    x, _ = data.train.batch(torch.arange(50), torch.float64)
+    spread, mean = torch.std_mean(x, dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(mean, torch.zeros(2).double(), rtol=0, atol=1e-8)
+    torch.testing.assert_close(spread, torch.full((2,), 0.4).double(), rtol=0, atol=1e-8)

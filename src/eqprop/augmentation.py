@@ -21,13 +21,15 @@ class Augmentation:
     """Random changes to the training images.
 
     Args:
-        shift: the largest shift in pixels, both vertically and horizontally. Pixels that enter at
-            the border are 0 before normalisation. Default 0.
+        shift: the largest shift in pixels, both vertically and horizontally. Default 0.
         flip: whether to mirror half of the images, left to right. Default False.
+        edge: whether pixels that enter at the border repeat those at the edge. Default False: they
+            are 0 before normalisation.
     """
 
     shift: int = 0
     flip: bool = False
+    edge: bool = False
 
     def __bool__(self) -> bool:
         return self.shift > 0 or self.flip
@@ -58,7 +60,7 @@ class Augmentation:
             for k in (0, 1)
         )
         plain = {field.name: getattr(split, field.name) for field in fields(split)}
-        return Augmented(**plain, shifts=shifts, flips=flips)
+        return Augmented(**plain, shifts=shifts, flips=flips, edge=self.edge)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,10 +70,12 @@ class Augmented(Split):
     Args:
         shifts: pixels by which each image moves down and right, [members, n, 2].
         flips: whether each image is mirrored, [members, n].
+        edge: whether pixels that enter at the border repeat those at the edge. Else they are 0.
     """
 
     shifts: Tensor
     flips: Tensor
+    edge: bool
 
     @property
     def plain_bytes(self) -> bool:
@@ -94,7 +98,8 @@ class Augmented(Split):
             rows[..., None, :, None],
             columns[..., None, None, :],
         ]
-        found = found * inside[..., None, :, :]
+        if not self.edge:
+            found = found * inside[..., None, :, :]
         return found.reshape(*index.shape, *channels, height, width)
 
 

@@ -365,10 +365,10 @@ class UpdatePart(Part, frozen=True, kw_only=True):
 class DataPart(Part, frozen=True, kw_only=True):
     """A data set and its preparation.
 
-    `train_samples` and `test_samples` choose the first samples. `normalise` works per channel,
-    and leaves each with the standard deviation `std`.
-    `shift` and `flip` augment the training images: random shifts by up to `shift` pixels, and
-    mirror images with probability 1/2. `validation` is the number of training samples to hold out,
+    `train_samples` and `test_samples` choose the first samples. `normalise` gives each channel the
+    mean 0 and the standard deviation `std`. `shift` and `flip` augment the training images: random
+    shifts by up to `shift` pixels, and mirror images with probability 1/2. With `edge`, pixels that
+    enter at the border repeat the edge. `validation` is the number of training samples to hold out,
     from the end. Each epoch is then measured on them instead of the test set.
     """
 
@@ -379,6 +379,7 @@ class DataPart(Part, frozen=True, kw_only=True):
     std: float = 1.0
     shift: NotNegative = 0
     flip: bool = False
+    edge: bool = False
     validation: Positive | None = None
 
     def __post_init__(self) -> None:
@@ -386,10 +387,12 @@ class DataPart(Part, frozen=True, kw_only=True):
             raise ValueError(f"std must be above 0, not {self.std}")
         if self.std != 1 and not self.normalise:
             raise ValueError("std has no effect without normalise = true")
+        if self.edge and not self.shift:
+            raise ValueError("edge has no effect without shift")
 
     @property
     def augmentation(self) -> Augmentation:
-        return Augmentation(self.shift, self.flip)
+        return Augmentation(self.shift, self.flip, self.edge)
 
     @property
     def measured(self) -> str:
