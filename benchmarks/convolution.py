@@ -6,14 +6,16 @@
 On a GPU, convolutions run in TF32, in float16 and in bfloat16, for one network and for several in
 one program. Contenders are interleaved round by round and compared by medians: the machine is
 shared and its speed drifts. On a CPU the time is that of the processor: what others take does not
-count. Nothing is timed before all compute the same in float64. Writes
-results/convolution-cpu.json, or results/convolution-gpu.json.
+count. Minibatches are drawn and augmented as in training, on a GPU 20 per call. Nothing is timed
+before all compute the same in float64. Writes results/convolution-cpu.json, or
+results/convolution-gpu.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -27,6 +29,8 @@ from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d, max_unpool
 from torch.nn.grad import conv2d_weight
 
 import eqprop
+from eqprop.data import Split
+from eqprop.engines import Engine
 from eqprop.runs import machine
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe
@@ -178,6 +182,29 @@ def check(recipe: Recipe) -> None:
         torch.testing.assert_close(other, found[0], rtol=0, atol=1e-10)
 
 
+def epoch(recipe: Recipe, count: int, batch: int, device: str) -> tuple[Split, Tensor]:
+    """Return random images, augmented as in training, and the index of minibatches of them."""
+    source = torch.Generator().manual_seed(0)
+    shape = (count * batch, *recipe.network.input_shape)
+    images = torch.randint(256, shape, generator=source, dtype=torch.uint8)
+    labels = torch.randint(recipe.network.classes, (len(images),), generator=source)
+    split = Split(images, labels, recipe.network.classes).to(device)
+    seeds = [member.seed for member in recipe.members()]
+    index = torch.arange(len(images), device=device).reshape(count, 1, batch)
+    drawn = recipe.data.augmentation.draw(split, seeds, 0)
+    return drawn, index.expand(-1, len(seeds), -1)
+
+
+def train(contender: Any, split: Split, index: Tensor) -> None:
+    """Learn from some minibatches as a run of training does."""
+    if isinstance(contender, Engine):
+        contender.run(split, index)
+        return
+    for part in index:
+        x, y = split.batch(part, torch.float32)
+        contender.step(x[0], y[0])
+
+
 def milliseconds(run: Callable[[], object], device: str) -> float:
     clock = time.process_time if device == "cpu" else time.perf_counter
     started = clock()
@@ -199,14 +226,20 @@ def main() -> int:
     torch.set_num_threads(1)  # more would add the time that they wait for each other
     check(recipe)
     batch = options.batch or recipe.batch
-    x, y = minibatch(recipe, batch, device, torch.float32)
+    count = 20 if device == "cuda" else 1  # as many as training runs in one call
     timed = contenders(recipe, device, torch.float32)
     if device == "cuda":
         timed |= more_contenders(recipe)
+    sizes = {contender: math.prod(it.model.ensemble) for contender, it in timed.items()}
+    samples = {
+        contender: epoch(recipes.changed(recipe, {"seeds": size}), count, batch, device)
+        for contender, size in sizes.items()
+    }
     times: dict[str, list[float]] = {contender: [] for contender in timed}
     for r in range(options.rounds + 1):
         for contender, it in timed.items():
-            spent = milliseconds(lambda it=it: it.step(x, y), device)
+            given = samples[contender]
+            spent = milliseconds(lambda it=it, given=given: train(it, *given), device) / count
             if r > 0:
                 times[contender].append(spent)
         print({name: round(spent[-1]) for name, spent in times.items() if spent}, flush=True)
