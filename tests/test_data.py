@@ -1093,7 +1093,7 @@ PUBLISHED = {  # by its authors: the md5 of the gzip files, which hold a time
 @needs_apt
 @pytest.mark.slow
 def test_fashion_mnist_from_its_debian_package(tmp_path: Path) -> None:
-    """Packed at the time of the published files, it has their checksums."""
+    """Packed at the time of the published files, it has their checksums. Run folders hold it."""
     known = data.KNOWN_SETS["fashion-mnist"]
     ((name, fetch),) = known.sources(())
     assert name == "the Debian package dataset-fashion-mnist"
@@ -1104,6 +1104,9 @@ def test_fashion_mnist_from_its_debian_package(tmp_path: Path) -> None:
             raise
         pytest.skip(str(error))
     dataset = known.dataset("fashion-mnist", files)
+    run = Path(__file__).parents[1] / "results/fashion/ep-1h/run.json"
+    stored = json.loads(run.read_text("utf-8"))["data"]
+    assert {name: stored[name] for name in ("train", "test")} == dataset.fingerprint
     for split, each in ((dataset.train, 6000), (dataset.test, 1000)):
         assert split.labels.bincount().tolist() == [each] * 10
     for file, (when, md5) in PUBLISHED.items():
