@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import eqprop
+from eqprop.data import DataError, Dataset, load
 from eqprop.papers.continual_ep.published import FULL_TABLE, RESCALED
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
@@ -136,3 +139,65 @@ def test_stored_runs_are_complete_and_of_the_whole_set(path: Path) -> None:
     assert (facts["data"]["name"], facts["data"]["folder"]) == ("fashion-mnist", None)
     assert [facts["data"][split]["images"][0] for split in ("train", "test")] == [60_000, 10_000]
     assert re.fullmatch("[0-9a-f]{40}", facts["sessions"][-1]["commit"])
+
+
+def section() -> str:
+    page = DOCUMENTS["docs/fashion.md"].read_text("utf-8")
+    return page.partition("## Brighter images")[2].partition("\n## ")[0]
+
+
+def test_the_errors_of_smaller_rates_are_those_of_the_run() -> None:
+    folder = RunFolder(ROOT / "results" / "fashion-rates-cpu")
+    (epoch,), members = folder.metrics(), folder.summary()["members"]
+    written = rows(section().partition("In C-EP")[0])
+    assert len(written) == 4
+    for name, cells in written.items():
+        rates = [float(rate) for rate in name.partition(" (")[0].split(", ")]
+        chosen = [i for i, member in enumerate(members) if member["learning_rates"] == rates]
+        assert len(chosen) == 5
+        errors = ([epoch[key][i] for i in chosen] for key in ("test_error", "train_error"))
+        assert cells == [f"{statistics.mean(it):.2f} ± {statistics.stdev(it):.2f}" for it in errors]
+
+
+@pytest.fixture(params=["MNIST", "Fashion-MNIST"])
+def images(request) -> tuple[str, Dataset]:
+    """Either set, from the user's own cache or from wherever this machine reaches it."""
+    try:
+        return request.param, load(request.param.lower())
+    except DataError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+def test_the_feedback_through_moving_weights_is_that_of_the_page(images) -> None:
+    name, dataset = images
+    largest = []
+    for k in range(500):
+        x, _ = dataset.train.shaped((784,)).batch(torch.arange(20 * k, 20 * k + 20), torch.float64)
+        largest.append(float(torch.linalg.eigvalsh((x @ x.T + 1) / 20)[-1]))
+    eigenvalue = statistics.mean(largest)
+    gains = []
+    for recipe in map(recipes.load, ("c-ep-1h", "c-ep-2h")):
+        gains.append(recipe.update.learning_rates[0] / recipe.nudging.beta * eigenvalue)
+    written = rows(section().partition("In C-EP")[2])[name]
+    assert written == [f"{eigenvalue:.1f}", *(f"{gain:.2f}" for gain in gains)]
+
+
+@pytest.mark.slow
+def test_rounding_grows_only_on_fashion_mnist(images) -> None:
+    name, dataset = images
+    train, found = dataset.train.shaped((784,)), {}
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        net = eqprop.layered(784, 512, 10, init="fan_in", dtype=torch.float64).to(dtype)
+        rule = eqprop.ContinualEP(beta=0.2, free_steps=40, nudged_steps=15)
+        engine = eqprop.make_engine(net, rule, (0.0056, 0.0028))
+        for k in range(51):
+            engine.step(*train.batch(torch.arange(20 * k, 20 * k + 20), dtype))
+        found[dtype] = torch.cat([p.double().flatten() for p in net.parameters()])
+    exact = found[torch.float64]
+    difference = float((found[torch.float32] - exact).norm() / exact.norm())
+    if name == "MNIST":
+        assert difference < 1e-6
+    else:
+        assert 1e-2 < difference < 1
