@@ -9,7 +9,9 @@ import itertools
 import json
 import os
 import random
+import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import threading
@@ -28,7 +30,7 @@ import torch
 
 from eqprop import data
 from eqprop.data import DataError, Dataset, Normalisation, Split, idx, load, sources
-from eqprop.data.idx import IdxSet, PipPackage
+from eqprop.data.idx import DebianPackage, IdxSet, PipPackage
 from eqprop.splits import dataset_of
 
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = idx.DIMENSIONS
@@ -889,7 +891,7 @@ def package(index: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
     return package
 
 
-def know_package(monkeypatch: pytest.MonkeyPatch, package: PipPackage) -> None:
+def know_package(monkeypatch: pytest.MonkeyPatch, package: PipPackage | DebianPackage) -> None:
     known = replace(data.KNOWN_SETS["tiny"], package=package)
     monkeypatch.setitem(data.KNOWN_SETS, "tiny", known)
 
@@ -973,6 +975,145 @@ def test_python_without_pip(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
     with pytest.raises(DataError, match=r"the package tiny-set==1\.0: pip: .*No such file"):
         load("tiny", mirrors=())
+
+
+# The Debian package: apt-get is the real one, its archive a folder of the test
+
+DEBIAN = DebianPackage("dataset-tiny", "usr/share/datasets/tiny")
+needs_apt = pytest.mark.skipif(
+    not (shutil.which("apt-get") and shutil.which("dpkg-deb")), reason="no apt-get on this machine"
+)
+
+
+@pytest.fixture
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, bytes]], Path]:
+    """Make these files the package of an archive that is all apt-get knows.
+
+    The function returns the trace that the package would leave if it were installed.
+    """
+
+    def publish(files: dict[str, bytes]) -> Path:
+        root, archive, trace = (tmp_path / name for name in ("root", "archive", "installed"))
+        write_folder(root / DEBIAN.folder, files, packed=True)
+        facts = f"Package: {DEBIAN.name}\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody\n"
+        (root / "DEBIAN").mkdir()
+        (root / "DEBIAN/control").write_text(f"{facts}Description: a tiny set\n")
+        (root / "DEBIAN/preinst").write_text(f"#!/bin/sh\ntouch '{trace}'\n")
+        (root / "DEBIAN/preinst").chmod(0o755)
+        archive.mkdir()
+        deb = archive / "tiny.deb"
+        subprocess.run(["dpkg-deb", "--build", root, deb], check=True, capture_output=True)
+        content = deb.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        (archive / "Packages").write_text(
+            f"{facts}Filename: ./tiny.deb\nSize: {len(content)}\nSHA256: {sha256}\n"
+        )
+        apt = tmp_path / "apt"
+        for folder in ("etc/apt.conf.d", "etc/sources.list.d", "lists/partial", "cache"):
+            (apt / folder).mkdir(parents=True)
+        (apt / "etc/sources.list").write_text(f"deb [trusted=yes] file:{archive} ./\n")
+        (apt / "conf").write_text(
+            f'Dir::Etc "{apt}/etc"; Dir::State "{apt}"; Dir::Cache "{apt}/cache";\n'
+            'APT::Sandbox::User "root";\n'
+        )
+        monkeypatch.setenv("APT_CONFIG", str(apt / "conf"))
+        subprocess.run(["apt-get", "update"], check=True, capture_output=True)
+        return trace
+
+    return publish
+
+
+@needs_apt
+def test_debian_package_is_fetched_and_not_installed(
+    publish: Callable[[dict[str, bytes]], Path],
+    tiny: dict[str, bytes],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    know_package(monkeypatch, DEBIAN)
+    trace = publish(tiny)
+    assert_holds(load("tiny", mirrors=()), tiny)
+    said = "eqprop: fetching tiny from the Debian package dataset-tiny\n"
+    assert capsys.readouterr().err == said
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == tiny
+    assert not trace.exists()
+
+
+@needs_apt
+@pytest.mark.parametrize(
+    ("package", "seed", "reason"),
+    [
+        (DEBIAN, 1, f"{TRAIN_IMAGES}: md5 (unpacked) is "),
+        (replace(DEBIAN, folder="usr/share/other"), 0, "no such folder"),
+        (
+            replace(DEBIAN, name="no-such-set"),
+            0,
+            "apt-get: E: Unable to locate package no-such-set",
+        ),
+    ],
+)
+def test_debian_package_that_is_not_the_set_is_refused(
+    publish: Callable[[dict[str, bytes]], Path],
+    tiny: dict[str, bytes],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: DebianPackage,
+    seed: int,
+    reason: str,
+) -> None:
+    know_package(monkeypatch, package)
+    publish(tiny_files(seed))
+    with pytest.raises(DataError) as caught:
+        load("tiny", mirrors=())
+    assert f"{package}: {reason}" in one_line(caught)
+    assert not cache.exists()
+
+
+def test_machine_without_apt(
+    tiny: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_package(monkeypatch, DEBIAN)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError) as caught:
+        load("tiny", mirrors=())
+    assert f"{DEBIAN}: apt-get: [Errno 2] No such file or directory" in one_line(caught)
+
+
+# The real Fashion-MNIST
+
+PUBLISHED = {  # by its authors: the md5 of the gzip files, which hold a time
+    TRAIN_IMAGES: (1504176606, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    TRAIN_LABELS: (1504176606, "25c81989df183df01b3e8a0aad5dffbe"),
+    TEST_IMAGES: (1504176627, "bef4ecab320f06d8554ea6380940ec79"),
+    TEST_LABELS: (1504176627, "bb300cfdad3c16e7a12a480ee83cd310"),
+}
+
+
+@needs_apt
+@pytest.mark.slow
+def test_fashion_mnist_from_its_debian_package(tmp_path: Path) -> None:
+    """Packed at the time of the published files, it has their checksums. Run folders hold it."""
+    known = data.KNOWN_SETS["fashion-mnist"]
+    ((name, fetch),) = known.sources(())
+    assert name == "the Debian package dataset-fashion-mnist"
+    try:
+        files = fetch()
+    except DataError as error:
+        if not str(error).startswith("apt-get: "):
+            raise
+        pytest.skip(str(error))
+    dataset = known.dataset("fashion-mnist", files)
+    run = Path(__file__).parents[1] / "results/fashion/ep-1h/run.json"
+    stored = json.loads(run.read_text("utf-8"))["data"]
+    assert {name: stored[name] for name in ("train", "test")} == dataset.fingerprint
+    for split, each in ((dataset.train, 6000), (dataset.test, 1000)):
+        assert split.labels.bincount().tolist() == [each] * 10
+    for file, (when, md5) in PUBLISHED.items():
+        path = write_folder(tmp_path, {file: files[file]}) / file
+        os.utime(path, (when, when))
+        subprocess.run(["gzip", path], check=True)
+        assert hashlib.md5((tmp_path / f"{file}.gz").read_bytes()).hexdigest() == md5
 
 
 # The real MNIST

