@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from eqprop.cli import main
 from eqprop.data import Dataset, load
+from eqprop.papers.continual_ep import training
 
 torch.set_num_threads(1)
 settings.register_profile("eqprop", deadline=None, derandomize=True, max_examples=25, database=None)
@@ -56,6 +57,15 @@ def fresh_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("venv") / "fresh"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     return folder
+
+
+@pytest.fixture
+def small_quick_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Quick runs of the paper take a second, whichever recipes earlier tests have resolved."""
+    monkeypatch.setattr(training, "QUICK_SAMPLES", {1: (120, 60), 2: (60, 40)})
+    training.TrainingRun.resolved.cache_clear()
+    yield
+    training.TrainingRun.resolved.cache_clear()
 
 
 @dataclass(frozen=True)
