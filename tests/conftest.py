@@ -32,6 +32,14 @@ for number, usual in (
         signal.signal(number, usual)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sweeps first: they wait for processes while others compute, and share one Ray cluster.
+
+    Last, they would be what is left at the end, taken over by processes with a cluster each.
+    """
+    items.sort(key=lambda item: item.path.name != "test_sweep.py")
+
+
 @pytest.fixture(scope="session")
 def mnist() -> Dataset:
     """From wherever this machine has or reaches it; the user's own cache keeps it."""
