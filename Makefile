@@ -33,8 +33,8 @@ test: quick slow mutation  ## Run all checks: quick, then slow, then mutation.
 quick: lint types  ## Run lint, types and the fast tests, in about a minute and a half.
 	$(PYTEST) -m "not slow"
 
-slow: setup browser  ## Run the slow tests.
-	$(PYTEST) -m slow
+slow: setup browser  ## Run the slow tests, two processes per core: half of the time they wait.
+	$(PYTEST) -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) -m slow
 
 lint: setup  ## Check style, formatting and import contracts.
 	$(BIN)/ruff check .

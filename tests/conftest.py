@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from eqprop.cli import main
 from eqprop.data import Dataset, load
+from eqprop.papers.continual_ep import training
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -32,6 +33,14 @@ for number, usual in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sweeps first: they wait for processes while others compute, and share one Ray cluster.
+
+    Last, they would be what is left at the end, taken over by processes with a cluster each.
+    """
+    items.sort(key=lambda item: item.path.name != "test_sweep.py")
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +68,15 @@ def fresh_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("venv") / "fresh"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     return folder
+
+
+@pytest.fixture
+def small_quick_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Quick runs of the paper take a second, whichever recipes earlier tests have resolved."""
+    monkeypatch.setattr(training, "QUICK_SAMPLES", {1: (120, 60), 2: (60, 40)})
+    training.TrainingRun.resolved.cache_clear()
+    yield
+    training.TrainingRun.resolved.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,11 @@ from eqprop.report.results import Results
 from eqprop.runs import run as run_module
 from eqprop.runs.progress import Progress
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_quick_runs")]
 
 Cli = Callable[..., Any]
 PARTS = ("list", "run", "report")
 REPOSITORY = Path(__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "QUICK_SAMPLES", {1: (120, 60), 2: (60, 40)})
 
 
 def listed(cli: Cli, results: Path) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 
 import eqprop
 from eqprop.data import Dataset
-from eqprop.papers.continual_ep import story, training
+from eqprop.papers.continual_ep import story
 from eqprop.papers.continual_ep.catalogue import CATALOGUE
 from eqprop.papers.continual_ep.published import ANGLES
 from eqprop.papers.continual_ep.training import RUNS
@@ -266,10 +266,8 @@ def test_snapshots_are_the_recipe_stopped_before_the_first_divergence() -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_quick_and_a_second_time_changes_nothing(
-    mnist: Dataset, results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "QUICK_SAMPLES", {1: (120, 60)})
+@pytest.mark.usefixtures("small_quick_runs")
+def test_it_runs_quick_and_a_second_time_changes_nothing(mnist: Dataset, results: Results) -> None:
     said: list[str] = []
     order = Order(results, quick=True, say=said.append)
     STORY.run(order)

@@ -631,17 +631,12 @@ def test_angles_are_held_against_the_figure_where_the_text_speaks_of_it(results:
 # Running
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "QUICK_SAMPLES", {1: (120, 60), 2: (60, 40)})
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_quick_runs")
 def test_every_item_runs_quick_and_a_second_time_changes_nothing(
     mnist: Dataset, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -666,7 +661,7 @@ def test_every_item_runs_quick_and_a_second_time_changes_nothing(
     assert contents(results.root) == before
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_quick_runs")
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     mnist: Dataset, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
