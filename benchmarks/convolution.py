@@ -133,7 +133,7 @@ def engine(recipe: Recipe, kind: str, device: str, dtype: torch.dtype, **more: A
     return eqprop.make_engine(
         recipe.network.build(members, dtype).to(device),
         recipe.learning_rule(members),
-        recipe.update.rates(members),
+        recipe.rates(members),
         kind,
         update=eqprop.SGD(recipe.update.momentum, recipe.update.weight_decay),
         **more,

@@ -32,7 +32,7 @@ def parity() -> float:
         members = recipe.members()
         plain = recipe.network.build(members, torch.float64)
         fast = copy.deepcopy(plain).cuda()
-        rule, rates = recipe.learning_rule(members), recipe.update.rates(members)
+        rule, rates = recipe.learning_rule(members), recipe.rates(members)
         a = eqprop.make_engine(plain, rule, rates, "reference")
         b = eqprop.make_engine(fast, rule, rates, "telescoped")
         for m in range(3):

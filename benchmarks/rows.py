@@ -25,7 +25,7 @@ def engine(recipe: Recipe, kind: str, device: str = "cpu", threads: int | None =
     members = recipe.members()
     net = recipe.network.build(members).to(device)
     return eqprop.make_engine(
-        net, recipe.learning_rule(members), recipe.update.rates(members), kind, threads=threads
+        net, recipe.learning_rule(members), recipe.rates(members), kind, threads=threads
     )
 
 

@@ -436,6 +436,21 @@ def test_only_continual_rules_have_a_leaving_rate(
         assert "η at which" not in checked(name)[0].text
 
 
+def test_every_synapse_to_a_layer_has_its_rate() -> None:
+    skip = {"conv": 3, "kernel": 3, "padding": 1, "skip": {"back": 2, "kernel": 1}}
+    layers = [{"conv": 2, "kernel": 3, "padding": 1}, skip, 4]
+    recipe = recipes.load(
+        "c-ep-1h",
+        {"input": [1, 5, 5], "layers": layers, "learning_rates": [0.03, 0.02, 0.01], "seeds": 1}
+        | {"free_steps": 20, "nudged_steps": 5, "random_sign": False},
+    )
+    x, y = torch.rand(3, 1, 5, 5, dtype=torch.float64), torch.eye(4, dtype=torch.float64)[:3]
+    found = check(recipe, recipe.members()[0], x, y)
+    assert (len(found.trained.synapses), len(found.leaving)) == (4, 4)
+    rates = re.findall(r"synapses\.(\d): .* the recipe's (\S+)", str(found))
+    assert rates == [("0", "0.03"), ("1", "0.02"), ("2", "0.02"), ("3", "0.01")]
+
+
 def test_each_member_of_a_sweep_is_checked(cli: Cli) -> None:
     outcome = cli("check", "c-vf-1h", "--seeds", 2, **SMALL, angle="0,90")
     assert outcome.code == 0

@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import itertools
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -42,6 +43,55 @@ CHAINS = {
     "dense first": ((6,), [(2, 4, 6), (3, 3, 1, 1, 2), 3]),
 }
 any_chain = pytest.mark.parametrize("chain", CHAINS)
+
+# Shapes from the input on, and synapses: numbers of the layers they join, 0 for the input, then
+# (kernel, stride, padding, pool), or nothing for a dense one.
+GRAPHS = {
+    "skip over one layer": (
+        [(2, 7, 6), (3, 7, 6), (3, 4, 3), (2, 4, 3), (4,)],
+        [(0, 1, 3, 1, 1, 1), (1, 2, 3, 2, 1, 1), (2, 3, 3, 1, 1, 1), (3, 4), (1, 3, 1, 2, 0, 1)],
+    ),
+    "skip over two layers, pooled": (
+        [(1, 8, 7), (2, 8, 7), (3, 8, 7), (2, 8, 7), (3, 4, 3), (4,)],
+        [
+            (0, 1, 3, 1, 1, 1), (1, 2, 3, 1, 1, 1), (2, 3, 3, 1, 1, 1), (3, 4, 3, 1, 1, 2),
+            (1, 4, 1, 1, 0, 2), (4, 5),
+        ],
+    ),
+    "two windows into one layer": (
+        [(1, 9, 12), (2, 9, 12), (3, 3, 4), (2,)],
+        [(0, 1, 3, 1, 1, 1), (1, 2, 3, 1, 1, 3), (1, 2, 2, 3, 0, 1), (0, 2, 1, 3, 0, 1), (2, 3)],
+    ),
+    "skips from the input": (
+        [(2, 6, 6), (3, 6, 6), (2, 3, 3), (4,)],
+        [
+            (0, 1, 3, 1, 1, 1), (1, 2, 3, 2, 1, 1), (0, 2, 1, 1, 0, 2), (0, 2, 3, 2, 1, 1), (2, 3),
+            (0, 3),
+        ],
+    ),
+    "a triangle": (
+        [(1, 6, 6), (2, 6, 6), (3, 6, 6), (2, 3, 3), (4,)],
+        [
+            (0, 1, 3, 1, 1, 1), (1, 2, 3, 1, 1, 1), (2, 3, 2, 1, 1, 2), (1, 3, 2, 1, 1, 2), (3, 4),
+        ],
+    ),
+    "four that all meet": (
+        [(1, 6, 6), (2, 6, 6), (3, 3, 3), (2, 3, 3), (4,)],
+        [
+            (0, 1, 3, 1, 1, 1), (1, 2, 3, 1, 1, 2), (2, 3, 3, 1, 1, 1), (1, 3, 3, 2, 1, 1), (3, 4),
+            (1, 4), (2, 4),
+        ],
+    ),
+    "against the order of layers": (
+        [(1, 6, 6), (2, 3, 3), (3, 6, 6), (4,)],
+        [(0, 2, 3, 1, 1, 1), (2, 1, 3, 1, 1, 2), (1, 3), (2, 3)],
+    ),
+    "a layer that nothing leads to": (
+        [(1, 6, 6), (2, 3, 3), (3, 6, 6), (4,)],
+        [(0, 1, 3, 1, 1, 2), (2, 1, 3, 1, 1, 2), (1, 3)],
+    ),
+}  # fmt: skip
+any_graph = pytest.mark.parametrize("graph", GRAPHS)
 any_order = pytest.mark.parametrize("orders", list(itertools.product((False, True), repeat=2)))
 
 
@@ -63,6 +113,23 @@ def a_network(chain="two convolutions", *, activation="hard_sigmoid", bias=True,
         layers.append(Layer(name, shape))
         synapses.append(synapse)
         pre = name
+    settings = {"ensemble": (2,), "dtype": torch.float64} | more
+    return eqprop.Network(layers, synapses, activation=activation, **settings)
+
+
+def a_graph(graph, *, activation="hard_sigmoid", bias=True, **more):
+    shapes, joined = GRAPHS[graph]
+    names = ["input", *(f"layer{k}" for k in range(1, len(shapes)))]
+    layers = [Input(shapes[0]), *map(Layer, names[1:], shapes[1:])]
+    synapses = []
+    for pre, post, *window in joined:
+        how = {"bias": bias, "init": "fan_in"}
+        if window:
+            kernel, stride, padding, pool = window
+            how |= {"stride": stride, "padding": padding, "pool": pool}
+            synapses.append(Conv2d(names[pre], names[post], kernel, **how))
+        else:
+            synapses.append(Dense(names[pre], names[post], **how))
     settings = {"ensemble": (2,), "dtype": torch.float64} | more
     return eqprop.Network(layers, synapses, activation=activation, **settings)
 
@@ -169,6 +236,41 @@ def test_continual_ep_on_every_chain(chain):
     assert_parity(*a_pair(a_network(chain), rule))
 
 
+@any_graph
+@any_order
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_every_graph_in_every_order(kind, graph, orders):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    assert_parity(*a_pair(a_graph(graph), rule))
+
+
+def test_the_graphs_have_two_three_and_four_groups_of_layers():
+    groups = {graph: len(a_graph(graph).split()) for graph in GRAPHS}
+    assert set(groups.values()) == {2, 3, 4}
+    assert groups["a triangle"] == 3
+    assert groups["four that all meet"] == 4
+
+
+@any_graph
+@pytest.mark.parametrize("nudging", [eqprop.OneSided, eqprop.RandomSign])
+def test_every_graph_with_a_softmax_and_other_nudging(graph, nudging):
+    net = a_graph(graph, readout=eqprop.CrossEntropy(5), activation="tanh", bias=False)
+    assert_parity(*a_pair(net, a_rule(nudging=nudging(0.3), in_turn=True, nudged_in_turn=True)))
+
+
+def test_fewer_steps_than_groups_are_refused_as_in_the_reference():
+    net = a_graph("a triangle")
+    rule = a_rule(free_steps=2, in_turn=True)
+    with pytest.raises(ValueError, match="cannot run fewer free steps than groups of layers"):
+        eqprop.make_engine(net, rule, 0.1, "convolutional")
+    engine = eqprop.make_engine(net, a_rule(free_steps=3, in_turn=True), 0.1, "convolutional")
+    x, _ = a_minibatch(net)
+    assert engine.relax(x, 3).steps == 3
+    with pytest.raises(ValueError, match="steps must be at least 3 with in_turn, not 2"):
+        engine.relax(x, 2)
+
+
 @pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "identity"])
@@ -220,8 +322,9 @@ def test_frozen_parameters_stay_also_under_continual_ep():
 
 @pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
 @pytest.mark.parametrize("ensemble", [(3,), (2, 2)])
-def test_members_learn_as_they_do_alone(ensemble, kind):
-    several = a_network(ensemble=ensemble)
+@pytest.mark.parametrize("made", [a_network, partial(a_graph, "two windows into one layer")])
+def test_members_learn_as_they_do_alone(made, ensemble, kind):
+    several = made(ensemble=ensemble)
     rule = a_rule(kind, nudging=eqprop.OneSided(0.3), in_turn=True)
     indices = list(itertools.product(*map(range, ensemble)))
     alone = [eqprop.make_engine(several.member(*at), rule, 0.1) for at in indices]
@@ -370,11 +473,13 @@ def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kin
 @any_order
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
-def test_no_operation_waits_for_a_value(kind, softmax, orders):
+@pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
+def test_no_operation_waits_for_a_value(made, kind, softmax, orders):
     """On tensors without values, as a GPU captures them: `item()` and the like would raise."""
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
-    net = a_network(readout=eqprop.CrossEntropy(5) if softmax else None).to("meta")
+    readout = eqprop.CrossEntropy(5) if softmax else None
+    net = made(readout=readout).to("meta")
     update = eqprop.SGD().mover(net, dict.fromkeys(dict(net.named_parameters()), 0.1))
     with torch.no_grad():
         minibatch = Minibatch(net, rule, net.readout, update, 3, torch.float64)
@@ -403,10 +508,10 @@ def another_chain(kind=eqprop.Network, synapse=Conv2d, last=None, **more):
     )
 
 
-def skipping():
+def feeding_itself():
     return eqprop.Network(
         [Input((1, 4, 4)), Layer("c", (2, 2, 2)), Layer("out", 3)],
-        [Conv2d("input", "c", 3, padding=1, pool=2), Dense("c", "out"), Dense("input", "out")],
+        [Conv2d("input", "c", 3, padding=1, pool=2), Dense("c", "out"), Dense("out", "out")],
     )
 
 
@@ -423,7 +528,7 @@ OBSTACLES = {
         another_chain,
         {"cost": lambda output, y: (output - y).abs().sum(-1)},
     ),
-    "a model that is not a chain of layers": (skipping, {}),
+    "synapses within a layer": (feeding_itself, {}),
     "synapses other than Conv2d and Dense, or no Conv2d": (
         lambda: another_chain(synapse=MyConv2d),
         {},
@@ -521,6 +626,18 @@ def test_chains_with_the_kernel(chain, in_turn, monkeypatch):
 
 
 @needs_triton
+@any_graph
+@any_order
+def test_every_graph_with_the_kernel(graph, orders, monkeypatch):
+    monkeypatch.setattr(connections, "Windows", fused().FusedWindows)
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    slow, fast = a_pair(a_graph(graph), rule)
+    fast.model.to(DEVICE)
+    assert_parity_on(DEVICE, slow, fast.model, rule)
+
+
+@needs_triton
 @pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
 @pytest.mark.parametrize("chain", ["two convolutions", "no dense layer"])
 def test_cross_entropy_with_the_kernel(chain, kind, monkeypatch):
@@ -537,12 +654,15 @@ def test_cross_entropy_with_the_kernel(chain, kind, monkeypatch):
 
 @pytest.mark.parametrize("precision", eqprop.engines.PRECISIONS)
 @pytest.mark.parametrize("orders", [(False, False), (True, True)])
-def test_less_precision_follows_the_same_gradient(orders, precision):
+@pytest.mark.parametrize(
+    "made", [partial(a_network, "strides"), partial(a_graph, "skip over one layer")]
+)
+def test_less_precision_follows_the_same_gradient(made, orders, precision):
     """Without pooling, whose winners may change with a rounding. The bounds can fail: what is
     multiplied in bfloat16 exceeds those for float16.
     """
     in_turn, nudged_in_turn = orders
-    net = a_network("strides", dtype=torch.float32, activation="sigmoid")
+    net = made(dtype=torch.float32, activation="sigmoid")
     rule = a_rule(in_turn=in_turn, nudged_in_turn=nudged_in_turn, nudging=eqprop.Centred(0.5))
     exact, rough = (
         eqprop.make_engine(copy.deepcopy(net), rule, 0.1, precision=it) for it in (None, precision)
@@ -598,10 +718,11 @@ def test_precision_is_refused_where_no_engine_has_it():
 @any_order
 @pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
 @pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
-def test_the_captured_graph_on_a_gpu(kind, nudging, orders):
+@pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
+def test_the_captured_graph_on_a_gpu(made, kind, nudging, orders):
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, nudging=nudging(0.3), in_turn=in_turn, nudged_in_turn=nudged_in_turn)
-    slow, fast = a_pair(a_network(), rule)
+    slow, fast = a_pair(made(), rule)
     x, y = a_minibatch(slow.model)
     sign = torch.tensor([1.0, -1.0]) if nudging is eqprop.RandomSign else None
     fast = eqprop.make_engine(fast.model.to("cuda"), rule, slow.rates, "convolutional")

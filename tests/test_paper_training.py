@@ -552,7 +552,7 @@ def test_angles_are_those_of_the_check_and_of_the_single_steps(name: str, mnist:
         whole = check(recipe, member, x[i], y[i]).trained.whole
         assert found["text"][i] == pytest.approx(whole, abs=2e-3)
     net = recipe.network.build(members, torch.float64)
-    rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
+    rates = resolve_rates(net, recipe.rates(members), recipe.update.frozen)
     rule = recipe.learning_rule(members)
     ours = time_resolved(net, rule, x, y, learning_rates=rates).synapses
     exact = time_resolved(net, BPTT(free_steps=20, backward_steps=6), x, y).synapses

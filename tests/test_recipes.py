@@ -48,6 +48,7 @@ TABLE = {
     "c-vf-1h": (40, 15, 0.2, True, 100, (0.0076, 0.0038)),
     "c-vf-2h": (100, 20, 0.35, True, 150, (0.009, 0.0016, 0.00016)),
 }
+CONVOLUTIONAL = ("mnist-conv", "cifar10-conv", "cifar10-resnet")
 # Appendix "Why C-EP does not perform as well as standard EP?": T, K and β are its own, the rest
 # is EP's, to which it claims to be equal.
 RESCALED = {
@@ -135,7 +136,15 @@ def minimal(tmp_path: Path) -> Path:
 
 
 def test_exactly_these_recipes_are_shipped() -> None:
-    assert names() == sorted((*EVERY, *RECOMMENDED, "mnist-conv", "cifar10-conv"))
+    assert names() == sorted((*EVERY, *RECOMMENDED, *CONVOLUTIONAL))
+
+
+def skipping(skip: dict[str, int]) -> dict[str, object]:
+    """Two convolutional layers, of which the second halves its image, with a skip to it."""
+    first = {"conv": 3, "kernel": 3, "padding": 1}
+    second = {"conv": 4, "kernel": 3, "padding": 1, "stride": 2, "skip": skip}
+    rates = {"learning_rates": [0.1, 0.1, 0.1]}
+    return {"input": [1, 8, 8], "layers": [first, second, 10], **rates}
 
 
 @pytest.mark.parametrize("name", RECOMMENDED)
@@ -184,7 +193,7 @@ def test_recipe_file_names_its_command_and_the_published_error(name: str) -> Non
         assert "not in the paper" in head
 
 
-@pytest.mark.parametrize("name", [*EVERY, "mnist-conv", "cifar10-conv"])
+@pytest.mark.parametrize("name", [*EVERY, *CONVOLUTIONAL])
 def test_recipe_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
     recipe = load(name)
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
@@ -320,7 +329,7 @@ def test_each_member_of_a_sweep_gets_its_own_beta_and_rates() -> None:
     members = recipe.members()
     rule = recipe.learning_rule(members)
     assert rule.beta.tolist() == [0.1, 0.3, 0.1, 0.3]
-    first, second = recipe.update.rates(members)
+    first, second = recipe.rates(members)
     assert (first.tolist(), second.tolist()) == ([1, 1, 3, 3], [2, 2, 4, 4])
 
 
@@ -566,6 +575,32 @@ def test_malformed_override_is_refused(text: str) -> None:
             {"input": [1, 4, 4], "layers": [{"conv": 3, "kernel": 9}, 10]},
             "layer 'hidden': ",
         ),
+        (
+            skipping({"back": 3, "kernel": 1}),
+            "network.layers: the skip to hidden2 comes from 3 layers back, but the input is 2 "
+            "back: choose a nearer layer, or leave the skip out",
+        ),
+        (
+            skipping({"back": 2, "kernel": 1}),
+            "network.layers: the skip from input to hidden2 makes (8, 8), but the layer is (4, 4): "
+            "change kernel, stride, padding or pool of the skip",
+        ),
+        (
+            skipping({"back": 1, "kernel": 1, "stride": 2}),
+            "network.layers[1].skip.back must be an integer >= 2, not 1",
+        ),
+        (
+            skipping({"back": 2}),
+            "field 'network.layers[1].skip.kernel' is missing",
+        ),
+        (
+            skipping({"back": 2, "kernel": 1, "strid": 2}),
+            "unknown field 'network.layers[1].skip.strid': ",
+        ),
+        (
+            skipping({"back": 2, "kernel": 1, "stride": 2}) | {"learning_rates": [0.1] * 4},
+            "update.learning_rates needs 3 entries, input to output, not 4",
+        ),
     ],
     ids=str,
 )
@@ -795,7 +830,7 @@ def test_the_convolutional_recipe_builds_and_learns_from_a_minibatch() -> None:
     assert sum(p.numel() for p in net.parameters()) == 2 * recipe.network.size
     rule, update = recipe.learning_rule(members), recipe.update.build(recipe.epochs)
     assert (type(rule), type(rule.nudging), rule.in_turn) == (EP, Centred, True)
-    engine = make_engine(net, rule, recipe.update.rates(members), update=update)
+    engine = make_engine(net, rule, recipe.rates(members), update=update)
     x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([3, 1, 4])
     before = net.readout.loss(engine.relax(x, 40).state, y).mean()
@@ -819,8 +854,94 @@ def test_the_recipe_for_cifar_builds_the_network_of_its_peers() -> None:
     data = recipe.data
     assert (data.name, data.normalise, data.shift, data.flip) == ("cifar-10", True, 4, True)
     update = recipe.update.build(recipe.epochs)
-    engine = make_engine(net, rule, recipe.update.rates(members), update=update)
+    engine = make_engine(net, rule, recipe.rates(members), update=update)
     assert type(engine).__name__ == "ConvolutionalEngine"
+
+
+def test_the_synapses_of_a_layer_share_its_learning_rate_and_its_gain() -> None:
+    given = skipping({"back": 2, "kernel": 1, "stride": 2}) | {
+        "seeds": 2,
+        "learning_rates": [[0.3, 0.2, 0.1], [0.6, 0.5, 0.4]],
+        "combine": "product",
+    }
+    plain, recipe = (load("ep-1h", given | {"gains": gains}) for gains in (None, [1, 2, 4]))
+    members = recipe.members()
+    net = recipe.network.build(members)
+    assert [s.name for s in net.synapses] == [
+        "input→hidden1",
+        "hidden1→hidden2",
+        "input→hidden2",
+        "hidden2→output",
+    ]
+    assert [s.has_bias for s in net.synapses] == [True, True, False, True]  # one bias per layer
+    assert recipe.network.size * len(members) == sum(p.numel() for p in net.parameters())
+    expected = [[0.3, 0.3, 0.6, 0.6], *2 * [[0.2, 0.2, 0.5, 0.5]], [0.1, 0.1, 0.4, 0.4]]
+    assert [rate.tolist() for rate in recipe.rates(members)] == expected
+    for synapse, before, gain in zip(
+        net.synapses, plain.network.build(members).synapses, (1, 2, 2, 4), strict=True
+    ):
+        assert torch.equal(synapse.weight, gain * before.weight)
+
+
+def test_a_skip_with_untied_weights_has_the_angle_of_its_network() -> None:
+    chain = [{"conv": 3, "kernel": 3, "padding": 1}] * 2
+    skip = {"conv": 4, "kernel": 3, "padding": 1, "skip": {"back": 2, "kernel": 1}}
+    recipe = load(
+        "c-vf-1h",
+        {"input": [1, 6, 6], "layers": [*chain, skip, 10], "learning_rates": [0.1] * 4, "seeds": 1}
+        | {"angle": 180.0},
+    )
+    net = recipe.network.build(recipe.members())
+    assert [s.name for s in net.synapses if s.untied] == [
+        "hidden1→hidden2",
+        "hidden2→hidden3",
+        "hidden1→hidden3",
+        "hidden3→output",
+    ]
+    assert all(float(s.angle()) == pytest.approx(180, abs=0.1) for s in net.synapses if s.untied)
+
+
+def test_the_residual_recipe_builds_its_network() -> None:
+    recipe = load("cifar10-resnet")
+    members = recipe.members()
+    net = recipe.network.build(members)
+    halves = [(128, 32), (128, 16), (256, 16), (256, 8), (512, 8), (512, 4), (512, 4), (512, 2)]
+    assert net.layer_shapes == (*((c, n, n) for c, n in halves), (10,))
+    assert len(net.synapses) == 13
+    skips = [s for s in net.synapses if not s.has_bias]
+    assert [(s.pre, s.post, s.kernel, s.stride) for s in skips] == [
+        ("input", "hidden2", 1, 2),
+        ("hidden2", "hidden4", 1, 2),
+        ("hidden4", "hidden6", 1, 2),
+        ("hidden6", "hidden8", 1, 2),
+    ]
+    assert recipe.network.size == sum(p.numel() for p in net.parameters())
+    rule = recipe.learning_rule(members)
+    assert (type(rule), type(rule.nudging), float(rule.nudging.beta)) == (EP, Centred, 0.1)
+    assert len(net.split()) == 3
+    assert (rule.free_steps, rule.nudged_steps) == (3 * 120, 3 * 50)  # three groups of layers
+
+
+def test_the_residual_recipe_learns_on_a_cpu_with_few_channels() -> None:
+    layers = msgspec.to_builtins(load("cifar10-resnet").network)["layers"]
+    few = [*({**layer, "conv": 8} for layer in layers[:-1]), layers[-1]]
+    steps = {"free_steps": 90, "nudged_steps": 30}
+    recipe = load("cifar10-resnet", {"layers": few, **steps})
+    members = recipe.members()
+    net = recipe.network.build(members)
+    rule, update = recipe.learning_rule(members), recipe.update.build(recipe.epochs)
+    engine = make_engine(net, rule, recipe.rates(members), update=update)
+    assert type(engine).__name__ == "ConvolutionalEngine"
+    x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)) - 0.5
+    y = torch.tensor([3, 1, 4, 1])
+    before = net.readout.loss(engine.relax(x, 90).state, y).mean()
+    start = [p.clone() for p in net.parameters()]
+    for _ in range(4):
+        engine.step(x, y)
+    assert all(not torch.equal(p, q) for p, q in zip(net.parameters(), start, strict=True))
+    settled = engine.relax(x, 90)
+    assert settled.residual < 1e-5
+    assert net.readout.loss(settled.state, y).mean() < 0.75 * before
 
 
 def test_the_output_may_have_an_activation_of_its_own() -> None:

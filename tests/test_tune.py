@@ -227,6 +227,23 @@ def test_the_ratio_is_inverse_to_the_gradients_of_autograd():
     assert list(rms.measured["magnitude"].values()) == pytest.approx(sizes, rel=1e-4)
 
 
+def test_synapses_to_one_layer_have_one_learning_rate():
+    net = eqprop.Network(
+        [eqprop.Input(5), eqprop.Layer("a", 4), eqprop.Layer("b", 6), eqprop.Layer("c", 3)],
+        [eqprop.Dense(*ends) for ends in (("input", "a"), ("a", "b"), ("input", "b"), ("b", "c"))],
+        dtype=torch.float64,
+    )
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 5, generator=source, dtype=torch.float64)
+    y = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0]]
+    total = eqprop.total_update(net, BPTT(free_steps=20, backward_steps=20), x, y)
+    each = [float(total[f"synapses.{k}.weight"].norm()) for k in range(4)]
+    found = choose_ratio(net, x, y, 20, 20, Choices()).measured["magnitude"]
+    assert found == pytest.approx(
+        {"input→a": each[0], "a→b": math.hypot(each[1], each[2]), "b→c": each[3]}, rel=1e-3
+    )
+
+
 def test_learning_rates_by_hand():
     assert learning_rates((0.2, 0.8), 0.1) == (0.1, 0.025)
     assert learning_rates((0.9, 0.3, 0.6), 0.02) == (0.0067, 0.02, 0.01)

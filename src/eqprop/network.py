@@ -94,6 +94,7 @@ class Network(Model):
     """
 
     synapses: Sequence[Synapses]
+    edges: tuple[tuple[int | None, int], ...]  # layers (pre, post) per synapse; None: the input
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Network(Model):
             as_activation(activation if layer.activation is None else layer.activation)
             for layer in self.layers
         )
-        self._ends = self._connect(synapses, dtype)
+        self.edges = self._connect(synapses, dtype)
         self.synapses = nn.ModuleList(synapses)  # type: ignore[assignment]
         self.readout = OutputLayer() if readout is None else readout
         if not isinstance(self.readout, Readout):
@@ -193,7 +194,7 @@ class Network(Model):
     def hold(self, x: Tensor) -> Held:
         x = self.input_activation(x)
         held: Held = {}
-        for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
+        for synapse, (pre, post) in zip(self.synapses, self.edges, strict=True):
             if pre is None:
                 _add(held, post, synapse.drives(x, None)[1])
         return held
@@ -208,7 +209,7 @@ class Network(Model):
     def _drives(self, rates: State, held: Held, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return the whole drive on each of these layers."""
         total = {i: held[i] for i in layers if i in held}
-        for synapse, (pre, post) in zip(self.synapses, self._ends, strict=True):
+        for synapse, (pre, post) in zip(self.synapses, self.edges, strict=True):
             if pre is None or not (pre in layers or post in layers):
                 continue
             back = rates[post] if pre in layers else None  # no drive on a layer that stays
@@ -223,7 +224,7 @@ class Network(Model):
     ) -> Iterator[tuple[str, Synapses, Tensor, Tensor, int | None, int]]:
         """Yield (name, synapse, rates of pre, rates of post, number of pre, number of post)."""
         x, rates = self.input_activation(x), self._rates(s)
-        for k, (synapse, (pre, post)) in enumerate(zip(self.synapses, self._ends, strict=True)):
+        for k, (synapse, (pre, post)) in enumerate(zip(self.synapses, self.edges, strict=True)):
             yield f"synapses.{k}", synapse, x if pre is None else rates[pre], rates[post], pre, post
 
     def phi(self, x: Tensor, s: State) -> Tensor:
@@ -319,13 +320,8 @@ class Network(Model):
         """
         flat = all(len(shape) == 1 for shape in (self.input.shape, *self.layer_shapes))
         dense = all(type(synapse) is Dense for synapse in self.synapses)  # no subclass
-        return flat and dense and self.in_a_row()
-
-    def in_a_row(self) -> bool:
-        """Return whether the synapses join the input to the first layer and each layer to the
-        next, in that order, and nothing else.
-        """
-        return list(self._ends) == [(None, 0), *pairwise(range(len(self.layers)))]
+        in_a_row = list(self.edges) == [(None, 0), *pairwise(range(len(self.layers)))]
+        return flat and dense and in_a_row
 
     def split(self) -> tuple[tuple[int, ...], ...]:
         """Return groups of layers with no synapse inside a group; the first has the first layer.
@@ -333,12 +329,12 @@ class Network(Model):
         A chain has two groups, the odd and the even depths.
         """
         for i, name in enumerate(self.layer_names):
-            if (i, i) in self._ends:
+            if (i, i) in self.edges:
                 raise ValueError(
                     f"in_turn: layer {name!r} feeds itself, so its neurons cannot move one after "
                     "another as a layer; update the layers synchronously"
                 )
-        joined = [(pre, post) for pre, post in self._ends if pre is not None]
+        joined = [(pre, post) for pre, post in self.edges if pre is not None]
         return colours(len(self.layers), joined)
 
     def member(self, *index: int) -> Network:

@@ -62,7 +62,7 @@ def make_engine(
             plain engine for any model. "native": compiled, for layered networks on the CPU.
             "telescoped": PyTorch operations, on a GPU one captured graph. "persistent": kernels
             that keep a network with one or two hidden layers on the chip of a GPU.
-            "convolutional": for chains of convolutional and dense layers.
+            "convolutional": for networks of convolutional and dense layers.
         update: how parameters move along a gradient: `SGD()` (default: plain descent),
             `SGD(momentum=..., weight_decay=...)`, `Optimiser(torch.optim.Adam)`, or your own
             `Update`.

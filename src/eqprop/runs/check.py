@@ -94,7 +94,7 @@ class Check:
         lines.append(self._parts())
         if self.leaving:
             lines += ["", f"η at which moving weights turn a synapse's update by {TURN:g}°"]
-            rates = self.member.learning_rates
+            rates = map(float, self.recipe.rates([self.member]))
             for name, eta, leaves in zip(names, rates, self.leaving, strict=True):
                 verdict = (
                     "far above" if leaves is None else f"{leaves:.2g}, {leaves / eta:.2g} times"
@@ -157,7 +157,7 @@ def check(
 
     def rates(factor: float) -> dict[str, float | Tensor] | None:
         """Return the recipe's learning rates times a factor; None for 0: the weights are fixed."""
-        scaled = [rate * factor for rate in recipe.update.rates([member])]
+        scaled = [rate * factor for rate in recipe.rates([member])]
         return resolve_rates(net, scaled, recipe.update.frozen) if factor else None
 
     def angles(
@@ -174,14 +174,14 @@ def check(
         try:
             return angles(net, member.beta, factor)
         except NonFinite:
-            return Angles(180.0, (180.0,) * len(member.learning_rates))
+            return Angles(180.0, (180.0,) * len(recipe.network.leads_to))
 
     small = None if member.beta is None else math.copysign(SMALL_BETA, member.beta)
     leaving: list[float | None] = []
     if rule.continual:
-        for k, eta in enumerate(member.learning_rates):
+        for k, eta in enumerate(recipe.rates([member])):
             factor = _leaving(moved, k)
-            leaving.append(None if factor is None else factor * eta)
+            leaving.append(None if factor is None else factor * float(eta))
     draws_sign = rule.nudging is not None and rule.nudging.draws_sign
     flipped = -member.beta if draws_sign and member.beta is not None else None
     symmetric = _symmetrised(net)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -88,6 +87,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
 
+class SkipPart(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """A second convolution to a layer, from `back` layers before it. It has no bias."""
+
+    back: Annotated[int, Meta(ge=2)]
+    kernel: Positive
+    stride: Positive = 1
+    padding: NotNegative = 0
+    pool: Positive = 1
+
+
 class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """A convolutional layer with `conv` channels, and its incoming synapses."""
 
@@ -96,26 +105,47 @@ class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     stride: Positive = 1
     padding: NotNegative = 0
     pool: Positive = 1
+    skip: SkipPart | None = None
 
     def join(
-        self, pre: str, post: str, shape: Shape, how: dict[str, Any]
-    ) -> tuple[Synapses, Shape]:
-        """Return the synapses from layer `pre` to layer `post`, and the shape of `post`.
+        self, before: Sequence[tuple[str, Shape]], name: str, how: Callable[[str], dict[str, Any]]
+    ) -> tuple[list[Synapses], Shape]:
+        """Return the synapses to this layer, and its shape.
 
         Args:
-            pre: name of the layer before.
-            post: name of this layer.
-            shape: shape of `pre`, (channels, height, width).
-            how: further arguments of the synapses.
+            before: name and shape of the input and of each layer before, input first.
+            name: name of this layer.
+            how: further arguments of the synapses, by the name of the layer that they come from.
         """
+        pre, shape = before[-1]
         if len(shape) != 3:
             raise ValueError(
                 f"layers: a convolution needs (channels, height, width) before it, not {shape}: "
                 "give the shape of the input, input = [1, 28, 28]"
             )
-        how = how | {"stride": self.stride, "padding": self.padding, "pool": self.pool}
-        synapse = Conv2d(pre, post, self.kernel, **how)
-        return synapse, (self.conv, *synapse.pooled(shape))
+        main = _convolution(self, pre, name, how(pre))
+        here = (self.conv, *main.pooled(shape))
+        if self.skip is None:
+            return [main], here
+        if self.skip.back > len(before):
+            raise ValueError(
+                f"layers: the skip to {name} comes from {self.skip.back} layers back, but the "
+                f"input is {len(before)} back: choose a nearer layer, or leave the skip out"
+            )
+        pre, shape = before[-self.skip.back]
+        skip = _convolution(self.skip, pre, name, how(pre) | {"bias": False})
+        if skip.pooled(shape) != here[1:]:
+            raise ValueError(
+                f"layers: the skip from {pre} to {name} makes {skip.pooled(shape)}, but the layer "
+                f"is {here[1:]}: change kernel, stride, padding or pool of the skip"
+            )
+        return [main, skip], here
+
+
+def _convolution(part: ConvPart | SkipPart, pre: str, post: str, how: dict[str, Any]) -> Conv2d:
+    return Conv2d(
+        pre, post, part.kernel, stride=part.stride, padding=part.padding, pool=part.pool, **how
+    )
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
@@ -188,6 +218,15 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         return self.layers if self.input else self.layers[1:]
 
     @property
+    def leads_to(self) -> list[int]:
+        """Of each synapse, then of a softmax, the number of its layer in `after_input`."""
+        return [
+            k
+            for k, it in enumerate(self.after_input)
+            for _ in range(1 if isinstance(it, int) or it.skip is None else 2)
+        ]
+
+    @property
     def classes(self) -> int:
         return self._number(-1)
 
@@ -199,11 +238,10 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """Number of parameters per network."""
-        layers, synapses = self._chain((0.0,))
-        shapes = [self.input_shape, *(layer.shape for layer in layers)]
-        ends = zip(synapses, pairwise(shapes), strict=True)
-        own = math.prod(shapes[-1]) * self.classes if self.softmax else 0
-        return own + sum(synapse.size(*pair) for synapse, pair in ends)
+        layers, synapses = self._graph((0.0,))
+        shapes = {INPUT: self.input_shape} | {layer.name: layer.shape for layer in layers}
+        own = math.prod(layers[-1].shape) * self.classes if self.softmax else 0
+        return own + sum(it.size(shapes[it.pre], shapes[it.post]) for it in synapses)
 
     @property
     def smallest(self) -> NetworkPart:
@@ -215,28 +253,32 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         first = self.input and (min(self.input[0], 2), *self.input[1:])
         return msgspec.structs.replace(self, layers=layers, input=first)
 
-    def _chain(self, angles: Sequence[float]) -> tuple[list[Layer], list[Synapses]]:
-        """Return the layers of neurons, and the incoming synapses of each."""
+    def _graph(self, angles: Sequence[float]) -> tuple[list[Layer], list[Synapses]]:
+        """Return the layers of neurons, and the synapses, ordered by the layer they lead to."""
         inner = self.after_input[: len(self.after_input) - self.softmax]
         hidden = len(inner) - (not self.softmax)
         names = ["hidden"] if hidden == 1 else [f"hidden{i + 1}" for i in range(hidden)]
         names += [] if self.softmax else ["output"]
-        layers: list[Layer] = []
+        before: list[tuple[str, Shape]] = [(INPUT, self.input_shape)]
         synapses: list[Synapses] = []
-        pre, shape = INPUT, self.input_shape
-        synapse: Synapses
         for k, (name, it) in enumerate(zip(names, inner, strict=True)):
-            how: dict[str, Any] = {"tied": self.tied, "bias": self.bias, "init": self._init(k)}
-            if not (self.tied or pre == INPUT):
-                how |= {"angle": list(angles), "shared_update": self.shared_update}
+            how = partial(self._how, angles, self._init(k))
             if isinstance(it, int):
-                synapse, shape = Dense(pre, name, **how), (it,)
+                pre, _ = before[-1]
+                synapses.append(Dense(pre, name, **how(pre)))
+                before.append((name, (it,)))
             else:
-                synapse, shape = it.join(pre, name, shape, how)
-            layers.append(Layer(name, shape))
-            synapses.append(synapse)
-            pre = name
-        return layers, synapses
+                joined, shape = it.join(before, name, how)
+                synapses += joined
+                before.append((name, shape))
+        return [Layer(*it) for it in before[1:]], synapses
+
+    def _how(self, angles: Sequence[float], init: Init, pre: str) -> dict[str, Any]:
+        """Return the arguments that all kinds of synapses from layer `pre` share."""
+        how: dict[str, Any] = {"tied": self.tied, "bias": self.bias, "init": init}
+        if not (self.tied or pre == INPUT):
+            how |= {"angle": list(angles), "shared_update": self.shared_update}
+        return how
 
     def _init(self, k: int) -> Init:
         """Return the initialisation of the weights that lead to layer k after the input."""
@@ -245,7 +287,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
 
     def build(self, members: Sequence[Member], dtype: torch.dtype = torch.float32) -> Network:
         """Return the networks of these members as one ensemble [E]."""
-        layers, synapses = self._chain([member.angle for member in members])
+        layers, synapses = self._graph([member.angle for member in members])
         sigma = ACTIVATIONS[self.activation]
         if self.output_activation is not None:
             layers[-1] = replace(layers[-1], activation=self.output_activation)
@@ -329,7 +371,9 @@ class NudgingPart(Part, frozen=True, kw_only=True):
 
 
 class UpdatePart(Part, frozen=True, kw_only=True):
-    """Update of the parameters. Learning rates input → output: one list, or one per setting."""
+    """Update of the parameters. Learning rates of the layers after the input, input → output: one
+    list, or one per setting.
+    """
 
     learning_rates: Annotated[tuple[float | tuple[float, ...], ...], Meta(min_length=1)]
     momentum: float = 0.0
@@ -355,11 +399,6 @@ class UpdatePart(Part, frozen=True, kw_only=True):
         """Return the update of a run. `epochs` is the length of its schedule."""
         cosine = None if self.schedule is None else partial(CosineAnnealingLR, T_max=epochs)
         return SGD(self.momentum, self.weight_decay, self.nesterov, cosine)
-
-    def rates(self, members: Sequence[Member]) -> list[torch.Tensor]:
-        """Return the learning rates, one tensor [E] per synapse."""
-        table = [member.learning_rates for member in members]
-        return list(torch.tensor(table, dtype=torch.float64).unbind(-1))
 
 
 class DataPart(Part, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import msgspec
+import torch
+from torch import Tensor
 
 from eqprop import memory
 from eqprop.engines import make_engine
@@ -85,6 +87,11 @@ class Recipe(Part, frozen=True, kw_only=True):
 
     def learning_rule(self, members: Sequence[Member]) -> Rule:
         return self.rule.build(self.nudging.build(members) if self.nudging else None)
+
+    def rates(self, members: Sequence[Member]) -> list[Tensor]:
+        """Return the learning rate of each synapse, one tensor [E]: that of its layer."""
+        table = torch.tensor([member.learning_rates for member in members], dtype=torch.float64)
+        return [table[:, k] for k in self.network.leads_to]
 
     def settings(self) -> dict[str, list[int]]:
         """Return the members of each setting, by a label of the values that vary: "β = 0.2".
@@ -323,7 +330,7 @@ def _check(recipe: Recipe) -> None:
     if 0 < built.moving_share < 1 and not update.build(recipe.epochs).linear:
         raise ValueError("rescale needs plain descent: no momentum, weight_decay or schedule")
     small = network.smallest.build(members)  # its engine checks the rest, for any update
-    make_engine(small, built, update.rates(members), "reference", frozen=update.frozen)
+    make_engine(small, built, recipe.rates(members), "reference", frozen=update.frozen)
 
 
 # Words

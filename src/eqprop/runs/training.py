@@ -429,7 +429,7 @@ def recipe_engine(
         engine = make_engine(
             net,
             recipe.learning_rule(members),
-            update.rates(members),
+            recipe.rates(members),
             kind,
             update=update.build(recipe.epochs),
             frozen=update.frozen,
@@ -450,7 +450,7 @@ def update_and_gradient(
     The weights move as in training. `x` is [E, batch, *shape], `y` is [E, batch, classes].
     """
     rule = recipe.learning_rule(members)
-    rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
+    rates = resolve_rates(net, recipe.rates(members), recipe.update.frozen)
     ours = total_update(net, rule, x, y, learning_rates=rates)
     return ours, total_update(net, recipe.rule.gradient(), x, y)
 

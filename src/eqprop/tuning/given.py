@@ -34,6 +34,6 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     if isinstance(given.get("network.angle"), (list, tuple)):
         raise UserError(f"{source}: network.angle must be one number to be tuned for, not a list")
     layers = given.get("network.layers")
-    synapses = len(layers) - (given.get("network.input") is None) if isinstance(layers, list) else 1
-    anything = (T, K, 1.0, [1.0] * max(synapses, 1))
+    driven = len(layers) - (given.get("network.input") is None) if isinstance(layers, list) else 1
+    anything = (T, K, 1.0, [1.0] * max(driven, 1))
     return recipes.parse(given | dict(zip(TO_FIND, anything, strict=True)), source)

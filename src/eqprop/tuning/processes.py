@@ -13,17 +13,26 @@ from eqprop.rules import Rule
 from eqprop.types import Gradients
 
 
+def _groups(net: Network) -> dict[str, list[str]]:
+    """Return the parameters that share a learning rate, by the first synapse to their layer."""
+    first = {synapse.post: synapse.name for synapse in reversed(net.synapses)}
+    labels = [first[synapse.post] for synapse in net.synapses] + ["readout"]
+    found: dict[str, list[str]] = {}
+    for label, names in zip(labels, net.parameter_groups(), strict=False):  # a read-out may be last
+        found.setdefault(label, []).extend(names)
+    return found
+
+
 def labels(net: Network) -> list[str]:
     """Return the names of the groups of parameters that share a learning rate: "input→hidden", …"""
-    own = ["readout"] if len(net.parameter_groups()) > len(net.synapses) else []
-    return [synapse.name for synapse in net.synapses] + own
+    return list(_groups(net))
 
 
 def grouped(net: Network, gradients: Gradients) -> list[Tensor]:
     """Return the gradients of each group of parameters, one tensor [*ensemble, n] per group."""
     return [
         torch.cat([gradients[name].reshape(*net.ensemble, -1) for name in group], dim=-1)
-        for group in net.parameter_groups()
+        for group in _groups(net).values()
     ]
 
 

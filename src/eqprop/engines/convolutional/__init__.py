@@ -1,4 +1,4 @@
-"""The engine for chains of convolutional and dense layers.
+"""The engine for convolutional and dense layers, in any order.
 
 Each convolution that must be computed is computed once, images lie with their channels last, and
 on a GPU a whole minibatch is one captured graph. See `dynamics.py` and `minibatch.py`.
@@ -25,7 +25,7 @@ from eqprop.timesteps import Discrete
 
 
 class ConvolutionalEngine(Engine):
-    """Trains an ensemble of chains of `Conv2d` and `Dense` synapses with EP or C-EP."""
+    """Trains an ensemble of networks of `Conv2d` and `Dense` synapses with EP or C-EP."""
 
     mixes = True
 
@@ -47,8 +47,10 @@ class ConvolutionalEngine(Engine):
             return f"the read-out {type(readout).__name__}"
         if isinstance(readout, OutputLayer) and type(readout.cost) is not SquaredError:
             return "a cost other than SquaredError"
-        if not isinstance(model, Network) or not model.in_a_row():
-            return "a model that is not a chain of layers"
+        if not isinstance(model, Network):
+            return "a model that is not a Network"
+        if any(synapse.within for synapse in model.synapses):
+            return "synapses within a layer"
         kinds = {type(synapse) for synapse in model.synapses}
         if not {Conv2d} <= kinds <= {Conv2d, Dense}:
             return "synapses other than Conv2d and Dense, or no Conv2d"
@@ -60,6 +62,8 @@ class ConvolutionalEngine(Engine):
             return "untied synapses"
         if not {*model.activations, model.input_activation} <= {*ACTIVATIONS}:
             return "an activation of your own"
+        if rule.in_turn and rule.free_steps < len(model.split()):
+            return "fewer free steps than groups of layers"
         return parameters_obstacle(model)
 
     def __init__(self, job: Job) -> None:
@@ -96,6 +100,8 @@ class ConvolutionalEngine(Engine):
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
+        if free_steps < minibatch.free_groups:
+            return None  # the reference says what is wrong
         self._give(minibatch, x)
         minibatch.relax(free_steps)
         return self._found(minibatch, free_steps)

@@ -36,7 +36,8 @@ class Connection(ABC):
     def __init__(self, synapse: Synapses, sigma: Activation, batch: int) -> None:
         self.synapse, self.members, self.sigma = synapse, math.prod(synapse.ensemble), sigma
         self.drive = empty_layer(self.members, batch, synapse.ends[1], synapse.weight)
-        self._driven = False  # whether `drive` is that of the layer before and the weights
+        self.driven = False  # whether `drive` is that of the layer before and the weights
+        self._spread = False  # whether what goes back is that of both layers and the weights
 
     def _by_member(self, parameter: Tensor) -> Tensor:
         return parameter.view(self.members, *parameter.shape[len(self.synapse.ensemble) :])
@@ -48,7 +49,11 @@ class Connection(ABC):
 
     def pre_moved(self) -> None:
         """Forget what depends on the layer before, which has moved."""
-        self._driven = False
+        self.driven = self._spread = False
+
+    def post_moved(self) -> None:
+        """Forget what depends on the layer after, which another connection has moved."""
+        self._spread = False
 
     @abstractmethod
     def _read(self) -> None: ...
@@ -63,7 +68,10 @@ class Connection(ABC):
 
     @abstractmethod
     def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
-        """Move the layer after: σ(drive + back) − nudge. Both are shaped like it, or None."""
+        """Move the layer after: σ(drive + back) − nudge.
+
+        `back` is the drive of all other synapses on it. Both are shaped like the layer, or None.
+        """
 
     @abstractmethod
     def add_gradient(
@@ -103,13 +111,9 @@ class Convolution(Connection):
         several = batch * channels * math.prod(convolved) < MOST
         kind = _fused() if self.drive.is_cuda and several else Windows
         self.windows = kind(synapse.pool, self.drive, convolved, sigma, precision)
-        self._spread = False  # whether `windows.spread` is that of both layers and the weights
 
     def _read(self) -> None:
         self.weight.copy_(self._by_member(self.synapse.weight))
-
-    def pre_moved(self) -> None:
-        self._driven = self._spread = False
 
     def _bias(self, i: int) -> Tensor | None:
         bias = self.synapse.bias
@@ -119,13 +123,13 @@ class Convolution(Connection):
         return conv2d(pre.operand[i], self.weight[i], None, self.stride, self.padding)
 
     def forward(self, pre: Neurons, post: Neurons) -> None:
-        if not self._driven:
+        if not self.driven:
             self._pool(pre, post)
 
     def _pool(self, pre: Neurons, post: Neurons) -> None:
         for i in self._all:
             self.windows.pool(i, self._convolve(i, pre), self._bias(i), post.value[i])
-        self._driven = self._spread = True
+        self.driven = self._spread = True
 
     def back(self, pre: Neurons, post: Neurons) -> Tensor:
         spread = self._spreading(pre, post)
@@ -139,6 +143,8 @@ class Convolution(Connection):
 
     def _spreading(self, pre: Neurons, post: Neurons) -> Tensor:
         """Return the values of the layer after, at the positions that won, else zero."""
+        if self.windows.size == 1:  # every position won
+            return post.operand
         if not self._spread:
             self._pool(pre, post)
         return self.windows.spread
@@ -146,11 +152,11 @@ class Convolution(Connection):
     def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
         for i in self._all:
             here = _of(back, i), _of(nudge, i), *post.member(i)
-            if self._driven:
+            if self.driven:
                 self.windows.move(i, *here)
             else:
                 self.windows.turn(i, self._convolve(i, pre), self._bias(i), *here)
-        self._spread = not self._driven
+        self._spread = not self.driven
 
     def add_gradient(
         self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
@@ -183,9 +189,9 @@ class AllToAll(Connection):
             self.bias.copy_(self._by_member(self.synapse.bias)[:, None, self.columns])
 
     def forward(self, pre: Neurons, post: Neurons) -> None:
-        if not self._driven:
+        if not self.driven:
             torch.baddbmm(self.bias, flat(pre.value), self.weight, out=flat(self.drive))
-            self._driven = True
+            self.driven = True
 
     def back(self, pre: Neurons, post: Neurons) -> Tensor:
         found = empty_layer(self.members, post.value.shape[1], self.synapse.ends[0], self.drive)
@@ -194,10 +200,7 @@ class AllToAll(Connection):
 
     def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
         self.forward(pre, post)
-        activate(self.sigma, self.drive if back is None else self.drive + back, out=post.value)
-        if nudge is not None:
-            post.value.sub_(nudge)
-        post.refresh()
+        move_layer(self.sigma, self.drive if back is None else self.drive + back, nudge, post)
 
     def add_gradient(
         self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
@@ -214,6 +217,14 @@ def connect(synapse: Synapses, sigma: Activation, batch: int, precision: torch.d
         return Convolution(synapse, sigma, batch, precision)
     assert isinstance(synapse, Dense)
     return AllToAll(synapse, sigma, batch)
+
+
+def move_layer(sigma: Activation, drive: Tensor, nudge: Tensor | None, layer: Neurons) -> None:
+    """Move a layer: σ(drive) − nudge, both shaped like it."""
+    activate(sigma, drive, out=layer.value)
+    if nudge is not None:
+        layer.value.sub_(nudge)
+    layer.refresh()
 
 
 def _of(given: Tensor | None, i: int) -> Tensor | None:

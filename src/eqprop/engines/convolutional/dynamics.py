@@ -1,8 +1,10 @@
-"""The dynamics of a chain of convolutional and dense layers, in memory that stays in its place.
+"""The dynamics of convolutional and dense layers, in memory that stays in its place.
 
 The drive of the input is computed once. A hidden synapse costs two convolutions per sweep over the
 layers: its drive, whose pooling winners also serve the way back, and the way back. In turn, the
-winners found when the layer after moved still hold when the layer before moves next.
+winners found when the layer after moved still hold when the layer before moves next. Where several
+synapses lead to a layer, one of them moves it, with the drives of the others. In turn, pooling
+costs those others one more convolution: the layer has moved, and their winners are not stored.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from eqprop.engines.convolutional.connections import connect
+from eqprop.engines.convolutional.connections import connect, move_layer
 from eqprop.engines.convolutional.layers import Neurons
 from eqprop.network import Network
 from eqprop.readouts import Readout
@@ -41,8 +43,15 @@ class Dynamics:
         self.x = layer(net.input.shape)
         self.s = [layer(shape) for shape in net.layer_shapes]
         self.y = like.new_zeros(*net.ensemble, batch, readout.width)
-        pairs = zip(net.synapses, net.activations, strict=True)
-        self.connections = [connect(synapse, sigma, batch, precision) for synapse, sigma in pairs]
+        self.connections = [
+            connect(synapse, net.activations[post], batch, precision)
+            for synapse, (_, post) in zip(net.synapses, net.edges, strict=True)
+        ]
+        self._ends = [(self.x if i is None else self.s[i], self.s[k]) for i, k in net.edges]
+        self._into, self._out_of = (
+            [[c for c, edge in enumerate(net.edges) if edge[end] == k] for k in range(len(self.s))]
+            for end in (1, 0)
+        )
 
     @property
     def state(self) -> State:
@@ -57,10 +66,10 @@ class Dynamics:
 
     def rest(self) -> None:
         """Set every neuron to zero."""
-        for k, s in enumerate(self.s):
+        for s in self.s:
             s.value.zero_()
             s.operand.zero_()
-            self._moved(k)
+        self._forget()
 
     def copy(self, other: Dynamics) -> None:
         """Take inputs, targets and state of another, once or several times in a row."""
@@ -68,6 +77,9 @@ class Dynamics:
             _repeat(its.value, mine.value, 1)
             mine.refresh()
         _repeat(other.y, self.y, -2)
+        self._forget()
+
+    def _forget(self) -> None:
         for connection in self.connections:
             connection.pre_moved()
 
@@ -75,35 +87,53 @@ class Dynamics:
         """Move some layers. With β [members, batch], the read-out nudges those that it sees."""
         nudges = {} if beta is None else self._nudges(beta)
         for k in layers:
-            if k == 0 or k - 1 in layers:  # what drives it stays for long, or is about to move
-                self.connections[k].forward(self._pre(k), self.s[k])
-        backs = {k: self._back(k) for k in layers}
+            for c in self._into[k]:
+                pre, _ = self.net.edges[c]
+                if pre is None or pre in layers:  # it stays for long, or is about to move
+                    self._drive(c)
+        movers = {k: self._mover(k) for k in layers}
+        others = {k: self._others(k, movers[k]) for k in layers}
         for k in layers:
-            self.connections[k].move(self._pre(k), self.s[k], backs[k], nudges.get(k))
+            self._move(k, movers[k], others[k], nudges.get(k))
         for k in layers:
-            self._moved(k)
+            for c in self._out_of[k]:
+                self.connections[c].pre_moved()
+
+    def _mover(self, k: int) -> int | None:
+        """Return the connection that moves layer k: if possible, one with its drive to come."""
+        return min(self._into[k], key=lambda c: self.connections[c].driven, default=None)
+
+    def _others(self, k: int, mover: int | None) -> Tensor | None:
+        """Return the drive of all other connections on layer k, shaped like it, or None."""
+        drives = [self._drive(c) for c in self._into[k] if c != mover]
+        drives += [self.connections[c].back(*self._ends[c]) for c in self._out_of[k]]
+        total = None
+        for drive in drives:  # of less precision, perhaps, but the sum is not
+            total = drive if total is None else total.to(self.y.dtype) + drive
+        return total
+
+    def _drive(self, c: int) -> Tensor:
+        self.connections[c].forward(*self._ends[c])
+        return self.connections[c].drive
+
+    def _move(self, k: int, mover: int | None, others: Tensor | None, nudge: Tensor | None) -> None:
+        if mover is not None:
+            self.connections[mover].move(*self._ends[mover], others, nudge)
+        elif others is not None:  # no synapse leads here
+            move_layer(self.net.activations[k], others, nudge, self.s[k])
+        for c in self._into[k]:
+            if c != mover:
+                self.connections[c].post_moved()
 
     def _nudges(self, beta: Tensor) -> dict[int, Tensor]:
         gradients = self.readout.nudge(self.state, self.y)
         found = {k: gradient.reshape(self.s[k].value.shape) for k, gradient in gradients.items()}
         return {k: it * beta.view(*beta.shape, *(1,) * (it.ndim - 2)) for k, it in found.items()}
 
-    def _pre(self, k: int) -> Neurons:
-        return self.s[k - 1] if k else self.x
-
-    def _back(self, k: int) -> Tensor | None:
-        if k + 1 == len(self.s):
-            return None
-        return self.connections[k + 1].back(self.s[k], self.s[k + 1])
-
-    def _moved(self, k: int) -> None:
-        if k + 1 < len(self.s):
-            self.connections[k + 1].pre_moved()
-
     def add_gradients(self, factor: Tensor, into: Sequence[Mapping[str, Tensor]]) -> None:
         """Add Σ factor · ∂Φ/∂θ over the batch, for each synapse. `factor` is [members, batch]."""
-        for k, (connection, own) in enumerate(zip(self.connections, into, strict=True)):
-            connection.add_gradient(self._pre(k), self.s[k], factor, own)
+        for connection, ends, own in zip(self.connections, self._ends, into, strict=True):
+            connection.add_gradient(*ends, factor, own)
 
     def changes(self, layers: Sequence[int], before: Sequence[Tensor]) -> Tensor:
         """Return the largest change of some layers since `before`, [members, batch]."""

@@ -1,4 +1,4 @@
-"""One minibatch of a chain of convolutional and dense layers: what EP and C-EP do with it.
+"""One minibatch of convolutional and dense layers: what EP and C-EP do with it.
 
 Nothing here waits for the device. On a GPU the work is captured as graphs.
 """
@@ -69,6 +69,11 @@ class Minibatch:
         return Dynamics(self.net, self.readout, phases * self.batch, self._precision)
 
     # what the engine asks for
+
+    @property
+    def free_groups(self) -> int:
+        """Number of steps that move every layer once in the free phase."""
+        return len(self._free_turns)
 
     def relax(self, steps: int) -> None:
         """Run the free phase of x."""

@@ -83,7 +83,7 @@ def _totals(
     after = _weights(exact, exact_at_0)
     if recipe.learning_rule(members).continual:
         moved = copy.deepcopy(net)
-        rates = resolve_rates(net, recipe.update.rates(members), recipe.update.frozen)
+        rates = resolve_rates(net, recipe.rates(members), recipe.update.frozen)
         Descent(moved, rates).move(ours)
         bptts = (recipe.rule.gradient(), first.rule.gradient())
         after = _weights(*(total_update(moved, bptt, x, y) for bptt in bptts))
