@@ -593,6 +593,35 @@ DEFECTS = (
         "test_convolutional.py::test_every_chain_in_every_order",
     ),
     Defect(
+        "convolutional engine: the way back takes the forward weight of an untied synapse",
+        "engines/convolutional/connections.py",
+        "conv_transpose2d(spread[i], self.backward[i], *geometry)",
+        "conv_transpose2d(spread[i], self.weight[i], *geometry)",
+        "test_convolutional.py::test_vf_on_every_chain_in_every_order",
+    ),
+    Defect(
+        "convolutional engine: VF takes the state after the step for that before it",
+        "engines/convolutional/dynamics.py",
+        "Change(before[k], s.value - before[k])",
+        "Change(s.value, s.value - before[k])",
+        "test_convolutional.py::test_vf_on_every_chain_in_every_order",
+    ),
+    Defect(
+        "convolutional engine: VF goes back through the winners of the state after the step",
+        "engines/convolutional/dynamics.py",
+        "            self.connections[k].add_step(",
+        "            self.connections[k].forward(self._pre(k), self.s[k])\n"
+        "            self.connections[k].add_step(",
+        "test_convolutional.py::test_vf_on_every_chain_in_every_order",
+    ),
+    Defect(
+        "convolutional engine: with shared_update, the backward weight keeps an update of its own",
+        "engines/convolutional/connections.py",
+        "self.synapse.untied and not self.synapse.shared_update",
+        "self.synapse.untied",
+        "test_convolutional.py::test_kolen_pollack_with_momentum_and_weight_decay",
+    ),
+    Defect(
         "convolutional engine: takes a subclass of Conv2d for Conv2d",
         "engines/convolutional/__init__.py",
         "kinds = {type(synapse) for",

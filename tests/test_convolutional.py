@@ -92,23 +92,40 @@ GRAPHS = {
     ),
 }  # fmt: skip
 any_graph = pytest.mark.parametrize("graph", GRAPHS)
+# Both directions of each synapse: one weight; two at an angle; two that share their updates, as in
+# Kolen-Pollack.
+TYING = {
+    "tied": {},
+    "untied": {"tied": False, "angle": 50.0},
+    "shared": {"tied": False, "angle": 50.0, "shared_update": True},
+}
+any_tying = pytest.mark.parametrize("tying", TYING)
+any_rule = pytest.mark.parametrize(
+    ("kind", "tying"),
+    [
+        (eqprop.EP, "tied"),
+        (eqprop.ContinualEP, "tied"),
+        (eqprop.VF, "untied"),
+        (eqprop.ContinualVF, "shared"),
+    ],
+)
 any_order = pytest.mark.parametrize("orders", list(itertools.product((False, True), repeat=2)))
 
 
-def a_network(chain="two convolutions", *, activation="hard_sigmoid", bias=True, **more):
+def a_network(
+    chain="two convolutions", *, activation="hard_sigmoid", bias=True, tying="tied", **more
+):
     shape, parts = CHAINS[chain]
     layers, synapses, pre = [Input(shape)], [], "input"
     for k, part in enumerate(parts):
         name = f"layer{k}"
+        how = {"bias": bias, "init": "fan_in"} | (TYING[tying] if k else {})
         if isinstance(part, int) or len(part) == 3:
-            synapse = Dense(pre, name, bias=bias, init="fan_in")
+            synapse = Dense(pre, name, **how)
             shape = (part,) if isinstance(part, int) else part
         else:
             channels, kernel, stride, padding, pool = part
-            synapse = Conv2d(
-                pre, name, kernel, stride=stride, padding=padding, pool=pool, bias=bias,
-                init="fan_in",
-            )  # fmt: skip
+            synapse = Conv2d(pre, name, kernel, stride=stride, padding=padding, pool=pool, **how)
             shape = (channels, *synapse.pooled(shape))
         layers.append(Layer(name, shape))
         synapses.append(synapse)
@@ -117,13 +134,13 @@ def a_network(chain="two convolutions", *, activation="hard_sigmoid", bias=True,
     return eqprop.Network(layers, synapses, activation=activation, **settings)
 
 
-def a_graph(graph, *, activation="hard_sigmoid", bias=True, **more):
+def a_graph(graph, *, activation="hard_sigmoid", bias=True, tying="tied", **more):
     shapes, joined = GRAPHS[graph]
     names = ["input", *(f"layer{k}" for k in range(1, len(shapes)))]
     layers = [Input(shapes[0]), *map(Layer, names[1:], shapes[1:])]
     synapses = []
     for pre, post, *window in joined:
-        how = {"bias": bias, "init": "fan_in"}
+        how = {"bias": bias, "init": "fan_in"} | (TYING[tying] if pre else {})
         if window:
             kernel, stride, padding, pool = window
             how |= {"stride": stride, "padding": padding, "pool": pool}
@@ -185,7 +202,8 @@ def poison(engine):
         for part in (work.free, work.nudged):
             layers = [part.x, *part.s]
             buffers += [part.y, *(it.value for it in layers), *(it.operand for it in layers)]
-            buffers += [c.drive for c in part.connections] + [c.weight for c in part.connections]
+            for connection in part.connections:
+                buffers += [connection.drive, connection.weight, connection.backward]
         for buffer in buffers:
             buffer.fill_(torch.nan)
 
@@ -238,11 +256,11 @@ def test_continual_ep_on_every_chain(chain):
 
 @any_graph
 @any_order
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
-def test_every_graph_in_every_order(kind, graph, orders):
+@any_rule
+def test_every_graph_in_every_order(kind, tying, graph, orders):
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
-    assert_parity(*a_pair(a_graph(graph), rule))
+    assert_parity(*a_pair(a_graph(graph, tying=tying), rule))
 
 
 def test_the_graphs_have_two_three_and_four_groups_of_layers():
@@ -271,11 +289,59 @@ def test_fewer_steps_than_groups_are_refused_as_in_the_reference():
         engine.relax(x, 2)
 
 
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@any_chain
+@any_order
+def test_vf_on_every_chain_in_every_order(chain, orders):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(eqprop.VF, in_turn=in_turn, nudged_in_turn=nudged_in_turn, nudged_steps=6)
+    assert_parity(*a_pair(a_network(chain, tying="untied"), rule))
+
+
+@any_chain
+def test_continual_vf_on_every_chain(chain):
+    rule = a_rule(eqprop.ContinualVF, in_turn=True, nudged_in_turn=True)
+    assert_parity(*a_pair(a_network(chain, tying="shared"), rule))
+
+
+@any_order
+@any_tying
+@pytest.mark.parametrize("kind", [eqprop.VF, eqprop.ContinualVF])
+def test_vector_field_rules_with_every_tying_and_order(kind, tying, orders):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    assert_parity(*a_pair(a_network(tying=tying), rule))
+
+
+@pytest.mark.parametrize("nudging", [eqprop.OneSided, eqprop.RandomSign])
+@pytest.mark.parametrize("kind", [eqprop.VF, eqprop.ContinualVF])
+def test_every_nudging_of_untied_networks(kind, nudging):
+    beta = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    rule = a_rule(kind, nudging=nudging(beta), nudged_in_turn=True)
+    assert_parity(*a_pair(a_network(tying="untied"), rule))
+
+
+def test_kolen_pollack_with_momentum_and_weight_decay():
+    """Both weights get the same updates, so what they differ by decays, all of it alike."""
+    update = eqprop.SGD(0.5, 0.5, nesterov=True)
+    rule = a_rule(eqprop.VF, in_turn=True, nudged_in_turn=True)
+    slow, fast = a_pair(a_network(tying="shared"), rule, update=update)
+
+    def gaps():
+        inner = fast.model.synapses[1:]
+        return torch.cat([(s.weight - s.reverse(s.backward_weight)).flatten() for s in inner])
+
+    before = gaps()
+    assert_parity(slow, fast, minibatches=8)
+    share = float(gaps().norm() / before.norm())
+    assert share < 0.8
+    torch.testing.assert_close(gaps(), share * before, rtol=0, atol=1e-14)
+
+
+@any_rule
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "identity"])
-def test_every_activation_with_and_without_biases(activation, bias, kind):
-    net = a_network("strides", activation=activation, bias=bias)
+def test_every_activation_with_and_without_biases(activation, bias, kind, tying):
+    net = a_network("strides", activation=activation, bias=bias, tying=tying)
     assert_parity(*a_pair(net, a_rule(kind)))
 
 
@@ -288,10 +354,10 @@ def test_layers_with_activations_of_their_own_and_an_input_with_one():
     assert_parity(*a_pair(net, a_rule(nudged_in_turn=True)))
 
 
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@any_rule
 @pytest.mark.parametrize("chain", ["two convolutions", "no dense layer"])
-def test_cross_entropy(chain, kind):
-    net = a_network(chain, readout=eqprop.CrossEntropy(5), activation="tanh")
+def test_cross_entropy(chain, kind, tying):
+    net = a_network(chain, readout=eqprop.CrossEntropy(5), activation="tanh", tying=tying)
     assert_parity(*a_pair(net, a_rule(kind, nudged_in_turn=True)))
 
 
@@ -320,11 +386,11 @@ def test_frozen_parameters_stay_also_under_continual_ep():
         assert torch.equal(p, before.get_parameter(name)) == (name in frozen)
 
 
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@any_rule
 @pytest.mark.parametrize("ensemble", [(3,), (2, 2)])
 @pytest.mark.parametrize("made", [a_network, partial(a_graph, "two windows into one layer")])
-def test_members_learn_as_they_do_alone(made, ensemble, kind):
-    several = made(ensemble=ensemble)
+def test_members_learn_as_they_do_alone(made, ensemble, kind, tying):
+    several = made(ensemble=ensemble, tying=tying)
     rule = a_rule(kind, nudging=eqprop.OneSided(0.3), in_turn=True)
     indices = list(itertools.product(*map(range, ensemble)))
     alone = [eqprop.make_engine(several.member(*at), rule, 0.1) for at in indices]
@@ -370,13 +436,14 @@ def test_of_equal_values_the_first_wins(size):
         assert torch.equal(windows.spread[i], expected)
 
 
-def test_a_network_in_which_every_window_is_a_tie():
+@pytest.mark.parametrize(("kind", "tying"), [(eqprop.EP, "tied"), (eqprop.VF, "untied")])
+def test_a_network_in_which_every_window_is_a_tie(kind, tying):
     """Binary fractions: no sum is rounded, in whatever order, so that equals are equal."""
-    net = a_network(bias=False)
+    net = a_network(bias=False, tying=tying)
     with torch.no_grad():
-        for synapse in net.synapses:
-            synapse.weight.copy_(synapse.weight.sign() * 0.125)
-    rule = a_rule(nudging=eqprop.Centred(0.25), in_turn=True, nudged_in_turn=True)
+        for parameter in net.parameters():
+            parameter.copy_(parameter.sign() * 0.125)
+    rule = a_rule(kind, nudging=eqprop.Centred(0.25), in_turn=True, nudged_in_turn=True)
     slow, fast = a_pair(net, rule)
     x, y = torch.full((2, 4, 1, 9, 8), 0.5).double(), torch.eye(4).double()
     assert torch.equal(fast.step(x, y), slow.step(x, y))
@@ -392,9 +459,9 @@ def test_layers_lie_with_their_channels_last():
     assert torch.equal(flat(layer), layer.reshape(2, 3, 120)[..., order])
 
 
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@any_rule
 @pytest.mark.parametrize("softmax", [False, True])
-def test_running_a_split_of_bytes_is_stepping_through_it(softmax, kind):
+def test_running_a_split_of_bytes_is_stepping_through_it(softmax, kind, tying):
     source = torch.Generator().manual_seed(0)
     images = torch.randint(256, (20, 1, 9, 8), generator=source, dtype=torch.uint8)
     labels = torch.randint(4, (20,), generator=source, dtype=torch.uint8)
@@ -403,7 +470,7 @@ def test_running_a_split_of_bytes_is_stepping_through_it(softmax, kind):
     signs = 2.0 * torch.randint(2, (4, 2), generator=source) - 1
     more = {"readout": eqprop.CrossEntropy(4)} if softmax else {}
     rule = a_rule(kind, nudging=eqprop.RandomSign(0.3))
-    slow, fast = a_pair(a_network(**more), rule)
+    slow, fast = a_pair(a_network(tying=tying, **more), rule)
     fast.learn = None  # all minibatches in one call
     for part in (slice(None), slice(2), slice(None)):
         expected, counts = (e.run(split, index[part], signs[part]) for e in (slow, fast))
@@ -452,9 +519,9 @@ def test_a_parameter_in_another_place_is_read_there():
     assert_parity(slow, fast)
 
 
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
-def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kind):
-    slow, fast = a_pair(a_network(), a_rule(kind), update=eqprop.SGD())
+@any_rule
+def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kind, tying):
+    slow, fast = a_pair(a_network(tying=tying), a_rule(kind), update=eqprop.SGD())
     x, y = a_minibatch(fast.model)
     for engine in (slow, fast):
         engine.step(x, y)
@@ -472,14 +539,14 @@ def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kin
 
 @any_order
 @pytest.mark.parametrize("softmax", [False, True])
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@any_rule
 @pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
-def test_no_operation_waits_for_a_value(made, kind, softmax, orders):
+def test_no_operation_waits_for_a_value(made, kind, tying, softmax, orders):
     """On tensors without values, as a GPU captures them: `item()` and the like would raise."""
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
     readout = eqprop.CrossEntropy(5) if softmax else None
-    net = made(readout=readout).to("meta")
+    net = made(readout=readout, tying=tying).to("meta")
     update = eqprop.SGD().mover(net, dict.fromkeys(dict(net.named_parameters()), 0.1))
     with torch.no_grad():
         minibatch = Minibatch(net, rule, net.readout, update, 3, torch.float64)
@@ -516,7 +583,8 @@ def feeding_itself():
 
 
 OBSTACLES = {
-    "the rule VF": (another_chain, {"rule": a_rule(eqprop.VF)}),
+    "the rule BPTT": (another_chain, {"rule": eqprop.BPTT(free_steps=7)}),
+    "update_slope 'own'": (another_chain, {"rule": a_rule(eqprop.VF, update_slope="own")}),
     "Holomorphic nudging": (another_chain, {"rule": a_rule(nudging=eqprop.Holomorphic(0.1, 4))}),
     "a tolerance: leave it out": (another_chain, {"rule": a_rule(tolerance=1e-3)}),
     "rescaled updates": (another_chain, {"rule": a_rule(eqprop.ContinualEP, rescale=0.1)}),
@@ -535,7 +603,10 @@ OBSTACLES = {
     ),
     "a MyNetwork with methods of its own": (lambda: another_chain(MyNetwork), {}),
     "real time": (lambda: another_chain(time=eqprop.RealTime(0.5)), {}),
-    "untied synapses": (lambda: another_chain(last=Dense("c", "out", tied=False)), {}),
+    "the rule EP on untied synapses": (
+        lambda: another_chain(last=Dense("c", "out", tied=False)),
+        {},
+    ),
     "an activation of your own": (lambda: another_chain(activation=torch.sin), {}),
     "parameters of torch.float16": (lambda: another_chain(dtype=torch.float16), {}),
 }
@@ -593,6 +664,7 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sig
         steps = [windows.drive.clone(), windows.spread.clone()]
         windows.turn(0, convolved, bias, back, nudge, post, operand)
         steps += [post.clone(), operand.clone(), windows.spread.clone()]
+        steps += [windows.at_winners(0, nudge)]
         windows.move(0, None, None, post, operand)
         steps += [post.clone(), operand.clone()]
         found.append(steps)
@@ -638,12 +710,24 @@ def test_every_graph_with_the_kernel(graph, orders, monkeypatch):
 
 
 @needs_triton
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@pytest.mark.parametrize("nudged_in_turn", [False, True])
+@pytest.mark.parametrize("chain", ["two convolutions", "windows of three"])
+def test_vf_with_the_kernel(chain, nudged_in_turn, monkeypatch):
+    """The winners that the kernel keeps serve the changes, too."""
+    monkeypatch.setattr(connections, "Windows", fused().FusedWindows)
+    rule = a_rule(eqprop.VF, nudged_in_turn=nudged_in_turn)
+    slow, fast = a_pair(a_network(chain, tying="untied"), rule)
+    fast.model.to(DEVICE)
+    assert_parity_on(DEVICE, slow, fast.model, rule)
+
+
+@needs_triton
+@any_rule
 @pytest.mark.parametrize("chain", ["two convolutions", "no dense layer"])
-def test_cross_entropy_with_the_kernel(chain, kind, monkeypatch):
+def test_cross_entropy_with_the_kernel(chain, kind, tying, monkeypatch):
     """The read-out nudges a convolutional layer, and the kernel has to spread what is nudged."""
     monkeypatch.setattr(connections, "Windows", fused().FusedWindows)
-    net = a_network(chain, readout=eqprop.CrossEntropy(5), activation="tanh")
+    net = a_network(chain, readout=eqprop.CrossEntropy(5), activation="tanh", tying=tying)
     rule = a_rule(kind, nudged_in_turn=True)
     slow, fast = a_pair(net, rule)
     assert_parity_on(DEVICE, slow, fast.model, rule)
@@ -654,16 +738,18 @@ def test_cross_entropy_with_the_kernel(chain, kind, monkeypatch):
 
 @pytest.mark.parametrize("precision", eqprop.engines.PRECISIONS)
 @pytest.mark.parametrize("orders", [(False, False), (True, True)])
+@pytest.mark.parametrize(("kind", "tying"), [(eqprop.EP, "tied"), (eqprop.VF, "untied")])
 @pytest.mark.parametrize(
     "made", [partial(a_network, "strides"), partial(a_graph, "skip over one layer")]
 )
-def test_less_precision_follows_the_same_gradient(made, orders, precision):
+def test_less_precision_follows_the_same_gradient(made, kind, tying, orders, precision):
     """Without pooling, whose winners may change with a rounding. The bounds can fail: what is
     multiplied in bfloat16 exceeds those for float16.
     """
     in_turn, nudged_in_turn = orders
-    net = made(dtype=torch.float32, activation="sigmoid")
-    rule = a_rule(in_turn=in_turn, nudged_in_turn=nudged_in_turn, nudging=eqprop.Centred(0.5))
+    net = made(dtype=torch.float32, activation="sigmoid", tying=tying)
+    nudging = eqprop.Centred(0.5)
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn, nudging=nudging)
     exact, rough = (
         eqprop.make_engine(copy.deepcopy(net), rule, 0.1, precision=it) for it in (None, precision)
     )
@@ -710,19 +796,19 @@ def test_precision_is_refused_where_no_engine_has_it():
         eqprop.make_engine(a_network(), a_rule(), 0.1, precision=torch.int8)
     with pytest.raises(ValueError, match=r"kind 'reference' cannot run precision torch.float16"):
         eqprop.make_engine(a_network(), a_rule(), 0.1, "reference", precision=torch.float16)
-    with pytest.raises(ValueError, match=r"precision torch.float16 cannot run the rule VF: leave"):
-        eqprop.make_engine(a_network(), a_rule(eqprop.VF), 0.1, precision=torch.float16)
+    with pytest.raises(ValueError, match=r"torch.float16 cannot run the rule BPTT: leave"):
+        eqprop.make_engine(a_network(), eqprop.BPTT(free_steps=7), 0.1, precision=torch.float16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @any_order
 @pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
-@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+@any_rule
 @pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
-def test_the_captured_graph_on_a_gpu(made, kind, nudging, orders):
+def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders):
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, nudging=nudging(0.3), in_turn=in_turn, nudged_in_turn=nudged_in_turn)
-    slow, fast = a_pair(made(), rule)
+    slow, fast = a_pair(made(tying=tying), rule)
     x, y = a_minibatch(slow.model)
     sign = torch.tensor([1.0, -1.0]) if nudging is eqprop.RandomSign else None
     fast = eqprop.make_engine(fast.model.to("cuda"), rule, slow.rates, "convolutional")

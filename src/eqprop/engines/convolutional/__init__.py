@@ -19,13 +19,14 @@ from eqprop.engines.samples import Samples
 from eqprop.network import Network
 from eqprop.nudging import Centred, OneSided, RandomSign
 from eqprop.readouts import CrossEntropy, OutputLayer
-from eqprop.rules import EP, ContinualEP
+from eqprop.rules import EP, VF, ContinualEP, ContinualVF
 from eqprop.synapses import Conv2d, Dense
 from eqprop.timesteps import Discrete
+from eqprop.update_slope import UpdateSlope
 
 
 class ConvolutionalEngine(Engine):
-    """Trains an ensemble of networks of `Conv2d` and `Dense` synapses with EP or C-EP."""
+    """Trains an ensemble of networks of `Conv2d` and `Dense` synapses with EP, C-EP, VF, C-VF."""
 
     mixes = True
 
@@ -33,8 +34,10 @@ class ConvolutionalEngine(Engine):
     def obstacle(cls, job: Job) -> str | None:
         model, rule, readout = job.model, job.rule, job.readout
         # these very types: one of your own that inherits from them may compute anything
-        if type(rule) not in (EP, ContinualEP):
+        if type(rule) not in (EP, ContinualEP, VF, ContinualVF):
             return f"the rule {type(rule).__name__}"
+        if rule.update_slope != UpdateSlope.NONE:
+            return f"update_slope '{rule.update_slope}'"
         if type(rule.nudging) not in (OneSided, RandomSign, Centred):
             return f"{type(rule.nudging).__name__} nudging"
         if rule.tolerance is not None:
@@ -58,8 +61,8 @@ class ConvolutionalEngine(Engine):
             return f"a {type(model).__name__} with methods of its own"
         if not isinstance(model.time, Discrete):
             return "real time"
-        if not model.tied:
-            return "untied synapses"
+        if not (model.tied or rule.vector_field):
+            return f"the rule {type(rule).__name__} on untied synapses"
         if not {*model.activations, model.input_activation} <= {*ACTIVATIONS}:
             return "an activation of your own"
         if rule.in_turn and rule.free_steps < len(model.split()):

@@ -17,7 +17,14 @@ from torch.nn.functional import conv2d, conv_transpose2d
 from torch.nn.grad import conv2d_weight
 
 from eqprop.activations import Activation
-from eqprop.engines.convolutional.layers import Neurons, empty_layer, flat, memory_order
+from eqprop.engines.convolutional.layers import (
+    Change,
+    Neurons,
+    empty_layer,
+    flat,
+    memory_order,
+    scaled,
+)
 from eqprop.engines.convolutional.windows import Windows, activate
 from eqprop.synapses import Conv2d, Dense, Synapses
 
@@ -64,7 +71,7 @@ class Connection(ABC):
 
     @abstractmethod
     def back(self, pre: Neurons, post: Neurons) -> Tensor:
-        """Return ∂φ/∂pre, the drive on the layer before, [members, batch, *shape]."""
+        """Return the drive on the layer before, [members, batch, *shape]; ∂φ/∂pre if tied."""
 
     @abstractmethod
     def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
@@ -77,10 +84,38 @@ class Connection(ABC):
     def add_gradient(
         self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
     ) -> None:
-        """Add Σ factor · ∂φ/∂θ over the batch to the tensor of each parameter.
+        """Add Σ factor · ∂φ/∂θ over the batch to the tensor of each parameter. Tied only.
 
         `factor` is [members, batch].
         """
+
+    def add_step(
+        self, pre: Change, post: Change, factor: Tensor, into: Mapping[str, Tensor]
+    ) -> None:
+        """Add Σ factor · (∂drive/∂θ)ᵀ·d over the batch, for the changes d of the latest step.
+
+        A synapse with `shared_update` adds both updates to the tensor of `weight`.
+
+        Args:
+            pre: the layer before in this step.
+            post: the layer after in this step.
+            factor: [members, batch].
+            into: a tensor per parameter.
+        """
+        if post.difference is not None:
+            self._add_forward(pre.before, scaled(post.difference, factor), into)
+        if pre.difference is not None:
+            apart = self.synapse.untied and not self.synapse.shared_update
+            own = into["backward_weight"] if apart else self.synapse.reverse(into["weight"])
+            self._add_backward(scaled(pre.difference, factor), post.before, own)
+
+    @abstractmethod
+    def _add_forward(self, pre: Tensor, d_post: Tensor, into: Mapping[str, Tensor]) -> None:
+        """Add (∂drive/∂θ)ᵀ·d_post, summed over the batch, for the drive on the layer after."""
+
+    @abstractmethod
+    def _add_backward(self, d_pre: Tensor, post: Tensor, into: Tensor) -> None:
+        """Add (∂back/∂W)ᵀ·d_pre, summed over the batch, for the backward weight W."""
 
 
 class Convolution(Connection):
@@ -107,6 +142,7 @@ class Convolution(Connection):
         members, channels, *kernel = weight.shape
         like = weight.new_empty((), dtype=precision)
         self.weight = empty_layer(members, channels, tuple(kernel), like)
+        self.backward = torch.empty_like(self.weight) if synapse.untied else self.weight
         convolved = synapse.convolved(synapse.ends[0])
         several = batch * channels * math.prod(convolved) < MOST
         kind = _fused() if self.drive.is_cuda and several else Windows
@@ -114,6 +150,8 @@ class Convolution(Connection):
 
     def _read(self) -> None:
         self.weight.copy_(self._by_member(self.synapse.weight))
+        if self.synapse.backward_weight is not None:
+            self.backward.copy_(self._by_member(self.synapse.backward_weight))
 
     def _bias(self, i: int) -> Tensor | None:
         bias = self.synapse.bias
@@ -134,7 +172,7 @@ class Convolution(Connection):
     def back(self, pre: Neurons, post: Neurons) -> Tensor:
         spread = self._spreading(pre, post)
         geometry = (None, self.stride, self.padding, self.left_out)
-        found = [conv_transpose2d(spread[i], self.weight[i], *geometry) for i in self._all]
+        found = [conv_transpose2d(spread[i], self.backward[i], *geometry) for i in self._all]
         return found[0][None] if self.members == 1 else torch.stack(found)
 
     @property
@@ -164,11 +202,30 @@ class Convolution(Connection):
         spread, total = self._spreading(pre, post), self._by_member(into["weight"])
         for i in self._all:
             shared = factor[i].view(-1, 1, 1, 1) * spread[i]
-            shape = total[i].shape
-            total[i] += conv2d_weight(pre.value[i], shape, shared, self.stride, self.padding)
+            total[i] += self._product(pre.value[i], shared)
         if self.synapse.bias is not None:
             shared = factor[:, :, None] * post.value.sum((3, 4))
             self._by_member(into["bias"]).add_(shared.sum(1))
+
+    def _product(self, pre: Tensor, spread: Tensor) -> Tensor:
+        """Return ∂/∂W of Σ spread · conv(pre) for one member, summed over the batch."""
+        shape = self.weight.shape[1:]
+        found: Tensor = conv2d_weight(pre, shape, spread, self.stride, self.padding)
+        return found
+
+    # The step has found the winners of the state before it: for the drive, or for the way back.
+
+    def _add_forward(self, pre: Tensor, d_post: Tensor, into: Mapping[str, Tensor]) -> None:
+        total = self._by_member(into["weight"])
+        for i in self._all:
+            total[i] += self._product(pre[i], self.windows.at_winners(i, d_post[i]))
+        if self.synapse.bias is not None:
+            self._by_member(into["bias"]).add_(d_post.sum((1, 3, 4)))
+
+    def _add_backward(self, d_pre: Tensor, post: Tensor, into: Tensor) -> None:
+        total = self._by_member(into)
+        for i in self._all:
+            total[i] += self._product(d_pre[i], self.windows.at_winners(i, post[i]))
 
 
 class AllToAll(Connection):
@@ -179,12 +236,16 @@ class AllToAll(Connection):
         device = synapse.weight.device
         rows, columns = (memory_order(shape, device) for shape in synapse.ends)
         self.here = (slice(None), rows[:, None], columns)  # of the weight, as it is read
+        self.there = (slice(None), columns[:, None], rows)  # of the backward weight
         self.columns = columns
         self.weight = torch.empty_like(self._by_member(synapse.weight))
+        self.backward = torch.empty_like(self.weight.mT) if synapse.untied else self.weight.mT
         self.bias = self.weight.new_zeros(self.members, 1, len(columns))
 
     def _read(self) -> None:
         self.weight.copy_(self._by_member(self.synapse.weight)[self.here])
+        if self.synapse.backward_weight is not None:
+            self.backward.copy_(self._by_member(self.synapse.backward_weight)[self.there])
         if self.synapse.bias is not None:
             self.bias.copy_(self._by_member(self.synapse.bias)[:, None, self.columns])
 
@@ -195,7 +256,7 @@ class AllToAll(Connection):
 
     def back(self, pre: Neurons, post: Neurons) -> Tensor:
         found = empty_layer(self.members, post.value.shape[1], self.synapse.ends[0], self.drive)
-        torch.bmm(flat(post.value), self.weight.mT, out=flat(found))
+        torch.bmm(flat(post.value), self.backward, out=flat(found))
         return found
 
     def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
@@ -205,10 +266,15 @@ class AllToAll(Connection):
     def add_gradient(
         self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
     ) -> None:
-        shared = factor[..., None] * flat(post.value)
-        self._by_member(into["weight"])[self.here] += flat(pre.value).mT @ shared
+        self._add_forward(pre.value, scaled(post.value, factor), into)
+
+    def _add_forward(self, pre: Tensor, d_post: Tensor, into: Mapping[str, Tensor]) -> None:
+        self._by_member(into["weight"])[self.here] += flat(pre).mT @ flat(d_post)
         if self.synapse.bias is not None:
-            self._by_member(into["bias"])[:, self.columns] += shared.sum(1)
+            self._by_member(into["bias"])[:, self.columns] += flat(d_post).sum(1)
+
+    def _add_backward(self, d_pre: Tensor, post: Tensor, into: Tensor) -> None:
+        self._by_member(into)[self.there] += flat(post).mT @ flat(d_pre)
 
 
 def connect(synapse: Synapses, sigma: Activation, batch: int, precision: torch.dtype) -> Connection:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eqprop.engines.convolutional.connections import connect, move_layer
-from eqprop.engines.convolutional.layers import Neurons
+from eqprop.engines.convolutional.layers import Change, Neurons, scaled
 from eqprop.network import Network
 from eqprop.readouts import Readout
 from eqprop.types import State
@@ -127,20 +127,44 @@ class Dynamics:
 
     def _nudges(self, beta: Tensor) -> dict[int, Tensor]:
         gradients = self.readout.nudge(self.state, self.y)
-        found = {k: gradient.reshape(self.s[k].value.shape) for k, gradient in gradients.items()}
-        return {k: it * beta.view(*beta.shape, *(1,) * (it.ndim - 2)) for k, it in found.items()}
+        return {k: scaled(it.reshape(self.s[k].value.shape), beta) for k, it in gradients.items()}
 
     def add_gradients(self, factor: Tensor, into: Sequence[Mapping[str, Tensor]]) -> None:
         """Add Σ factor · ∂Φ/∂θ over the batch, for each synapse. `factor` is [members, batch]."""
         for connection, ends, own in zip(self.connections, self._ends, into, strict=True):
             connection.add_gradient(*ends, factor, own)
 
-    def changes(self, layers: Sequence[int], before: Sequence[Tensor]) -> Tensor:
-        """Return the largest change of some layers since `before`, [members, batch]."""
-        each = [
-            (self.s[k].value - value).abs().flatten(2).amax(-1)
-            for k, value in zip(layers, before, strict=True)
+    def values(self, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return copies of the values of some layers, by number."""
+        return {k: self.s[k].value.clone() for k in layers}
+
+    def add_step(
+        self,
+        synapses: Sequence[int],
+        before: Mapping[int, Tensor],
+        factor: Tensor,
+        into: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """Add Σ factor · (∂drive/∂θ)ᵀ·(s − before) over the batch, for some synapses.
+
+        Args:
+            synapses: their numbers.
+            before: `values` of the layers that the latest step has moved, before it.
+            factor: [members, batch].
+            into: a tensor per parameter, for each synapse of the network.
+        """
+        changes = [
+            Change(before[k], s.value - before[k]) if k in before else Change(s.value)
+            for k, s in enumerate(self.s)
         ]
+        for c in synapses:
+            i, k = self.net.edges[c]
+            pre = Change(self.x.value) if i is None else changes[i]
+            self.connections[c].add_step(pre, changes[k], factor, into[c])
+
+    def largest_change(self, before: Mapping[int, Tensor]) -> Tensor:
+        """Return the largest change of the layers in `before` since then, [members, batch]."""
+        each = [(self.s[k].value - it).abs().flatten(2).amax(-1) for k, it in before.items()]
         return torch.stack(each).amax(0)
 
 

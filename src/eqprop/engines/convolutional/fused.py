@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,16 +17,16 @@ BLOCK = 512  # numbers per program; from 256 to 2048 the time is the same
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
-    convolved, bias, back, nudge, drive, post, operand, spread,
+    convolved, bias, back, nudge, drive, post, operand, spread, winners,
     n, channels, rows, columns, height, width,
     SIZE: tl.constexpr, SIGMA: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
-    NUDGE: tl.constexpr, DRIVES: tl.constexpr, MOVES: tl.constexpr, COPIES: tl.constexpr,
-    SPREADS: tl.constexpr, BLOCK: tl.constexpr,
+    NUDGE: tl.constexpr, POOLS: tl.constexpr, DRIVES: tl.constexpr, MOVES: tl.constexpr,
+    COPIES: tl.constexpr, SPREADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Drive, move and spread `n` neurons, channels last.
 
-    `rows` × `columns` are the layer, `height` × `width` what was convolved. The flags in capitals
-    say which parts of the work are asked for.
+    `rows` × `columns` are the layer, `height` × `width` what was convolved. `winners` are numbers
+    of positions within a window. The flags in capitals say which parts of the work are asked for.
     """
     real = post.dtype.element_ty
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -36,15 +37,19 @@ def _kernel(  # type: ignore[no-untyped-def]
     row = place // columns % rows
     sample = place // columns // rows
     first = ((sample * height + row * SIZE) * width + column * SIZE) * channels + channel
-    value = tl.load(convolved + first, inside).to(real)
-    winner = tl.zeros([BLOCK], tl.int32)
-    for k in tl.static_range(1, SIZE * SIZE):
-        other = tl.load(convolved + first + ((k // SIZE) * width + k % SIZE) * channels, inside).to(
-            real
-        )
-        wins = (other > value) | (other != other)  # NaN wins, as in max_pool2d
-        value = tl.where(wins, other, value)
-        winner = tl.where(wins, k, winner)
+    if POOLS:
+        value = tl.load(convolved + first, inside).to(real)
+        winner = tl.zeros([BLOCK], tl.int32)
+        for k in tl.static_range(1, SIZE * SIZE):
+            at = first + ((k // SIZE) * width + k % SIZE) * channels
+            other = tl.load(convolved + at, inside).to(real)
+            wins = (other > value) | (other != other)  # NaN wins, as in max_pool2d
+            value = tl.where(wins, other, value)
+            winner = tl.where(wins, k, winner)
+        if SIZE > 1:
+            tl.store(winners + e, winner.to(winners.dtype.element_ty), inside)
+    else:
+        winner = tl.load(winners + e, inside)
     if BIAS:
         value += tl.load(bias + channel, inside)
     if DRIVES:
@@ -74,6 +79,8 @@ def _kernel(  # type: ignore[no-untyped-def]
 class FusedWindows(Windows):
     """`Windows` on a GPU. What it convolves, moves and spreads lies with its channels last."""
 
+    _counted = torch.int16  # as the kernel counts: within a window
+
     def pool(self, i: int, convolved: Tensor, bias: Tensor | None, post: Tensor) -> None:
         self._launch(i, convolved, bias, None, None, post, post, drives=True, moves=False)
 
@@ -95,6 +102,10 @@ class FusedWindows(Windows):
         drive = self.drive[i]
         self._launch(i, drive, None, back, nudge, post, operand, size=1, spreads=False)
 
+    def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
+        post = _channels_last(post)
+        self._launch(i, whole, None, None, None, post, post, spread=whole, pools=False, moves=False)
+
     def _launch(
         self,
         i: int,
@@ -106,6 +117,8 @@ class FusedWindows(Windows):
         operand: Tensor,
         *,
         size: int | None = None,
+        spread: Tensor | None = None,
+        pools: bool = True,
         drives: bool = False,
         moves: bool = True,
         spreads: bool = True,
@@ -117,10 +130,12 @@ class FusedWindows(Windows):
         _, channels, rows, columns = post.shape
         _kernel[(triton.cdiv(post.numel(), BLOCK),)](
             convolved, unused if bias is None else bias, *others, self.drive[i], post, operand,
-            self.spread[i], post.numel(), channels, rows, columns, *convolved.shape[2:],
+            self.spread[i] if spread is None else spread,
+            unused if self._winners is None else self._winners[i],
+            post.numel(), channels, rows, columns, *convolved.shape[2:],
             SIZE=size, SIGMA=ACTIVATIONS[self.sigma], BIAS=bias is not None,
-            BACK=back is not None, NUDGE=nudge is not None, DRIVES=drives, MOVES=moves,
-            COPIES=operand is not post, SPREADS=spreads, BLOCK=BLOCK,
+            BACK=back is not None, NUDGE=nudge is not None, POOLS=pools, DRIVES=drives,
+            MOVES=moves, COPIES=operand is not post, SPREADS=spreads, BLOCK=BLOCK,
         )  # fmt: skip
 
 

@@ -39,6 +39,16 @@ class Neurons:
             self.operand.copy_(self.value)
 
 
+@dataclass(frozen=True)
+class Change:
+    """A layer in one step: its values before, [members, batch, *shape], and the difference that the
+    step made, shaped like them. None: the layer stayed.
+    """
+
+    before: Tensor
+    difference: Tensor | None = None
+
+
 def empty_layer(members: int, batch: int, shape: Shape, like: Tensor) -> Tensor:
     """Return memory [members, batch, *shape], with the channels of an image last."""
     if len(shape) != 3:
@@ -50,6 +60,11 @@ def empty_layer(members: int, batch: int, shape: Shape, like: Tensor) -> Tensor:
 def flat(layer: Tensor) -> Tensor:
     """Return a layer as [members, batch, n] in the order of its memory, without a copy."""
     return (layer.movedim(2, -1) if layer.ndim == 5 else layer).flatten(2)
+
+
+def scaled(layer: Tensor, factor: Tensor) -> Tensor:
+    """Return a layer [members, batch, *shape] times one factor per sample, [members, batch]."""
+    return layer * factor.view(*factor.shape, *(1,) * (layer.ndim - 2))
 
 
 def memory_order(shape: Shape, device: torch.device) -> Tensor:

@@ -1,11 +1,11 @@
-"""One minibatch of convolutional and dense layers: what EP and C-EP do with it.
+"""One minibatch of convolutional and dense layers: what the rules do with it.
 
 Nothing here waits for the device. On a GPU the work is captured as graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -21,16 +21,16 @@ from eqprop.updates import Mover
 
 
 class Minibatch:
-    """Free and nudged phases, and the gradients that EP and C-EP read from them.
+    """Free and nudged phases, and the gradients that EP, C-EP, VF and C-VF read from them.
 
-    EP runs its nudged phases side by side, as a larger batch. C-EP runs them one after another,
-    because its parameters move.
+    EP and VF run their nudged phases side by side, as a larger batch. C-EP and C-VF run them one
+    after another, because their parameters move.
 
     Args:
         net: the network, whose parameters stay in their place.
-        rule: EP or C-EP.
+        rule: EP, C-EP, VF or C-VF.
         readout: output of the network, and how it is nudged.
-        mover: moves the parameters within the phases of C-EP.
+        mover: moves the parameters within the phases of C-EP and C-VF.
         batch: number of samples.
         precision: dtype of what convolutions multiply.
     """
@@ -60,11 +60,13 @@ class Minibatch:
         self._nudged_turns = net.split() if rule.nudged_in_turn else everything
         assert rule.nudging is not None
         self._signs = [float(sign) for sign in rule.nudging.betas(1.0)]  # type: ignore[arg-type]
+        self._samples = batch * len(self._signs)
+        self._all = range(len(net.synapses))
         self._graphs = Graphs(like.device, list(net.parameters()))
 
     @cached_property
     def nudged(self) -> Dynamics:
-        """The state of the nudged phases: with EP, all of them, one after another in the batch."""
+        """The state of the nudged phases: if θ is fixed, all of them, in a row along the batch."""
         phases = 1 if self.rule.continual else len(self._signs)
         return Dynamics(self.net, self.readout, phases * self.batch, self._precision)
 
@@ -80,9 +82,10 @@ class Minibatch:
         self._replay(f"relax {steps}", lambda: self._relax(steps))
 
     def learn(self) -> None:
-        """Learn from x, y and β: `gradients` of EP; C-EP has moved the parameters along its own."""
+        """Learn from x, y and β: `gradients` of EP and VF. C-EP and C-VF move the parameters."""
         assert self.nudged  # its memory exists before a graph is captured
-        self._replay("learn", self._continual if self.rule.continual else self._contrast)
+        at_fixed_weights = self._sum_of_steps if self.rule.vector_field else self._contrast
+        self._replay("learn", self._continual if self.rule.continual else at_fixed_weights)
 
     def _replay(self, name: str, work: Callable[[], None]) -> None:
         """Run the work with the same numbers every time, so that a run resumes exactly."""
@@ -115,14 +118,14 @@ class Minibatch:
         for t in range(steps):
             layers = turns[t % len(turns)]
             last = steps - t <= len(turns)  # the residual is the change of the latest turns
-            before = [free.s[k].value.clone() for k in layers] if last else []
+            before = free.values(layers) if last else {}
             free.step(layers)
             if last:
-                change = free.changes(layers, before)
-                torch.maximum(self.residual, change, out=self.residual)
+                torch.maximum(self.residual, free.largest_change(before), out=self.residual)
 
-    def _nudge(self, t: int, beta: Tensor) -> None:
-        self.nudged.step(self._nudged_turns[t % len(self._nudged_turns)], beta)
+    def _moving(self, t: int) -> Sequence[int]:
+        """Return the layers that nudged step t moves."""
+        return self._nudged_turns[t % len(self._nudged_turns)]
 
     def _contrast(self) -> None:
         """EP: g = −(1/n) Σ (∂Φ/∂θ(s^β) − ∂Φ/∂θ(s_*)) / β over n nudged phases, batch mean."""
@@ -135,12 +138,34 @@ class Minibatch:
         self.nudged.read()
         self.nudged.copy(self.free)
         for t in range(self.rule.horizon):
-            self._nudge(t, beta)
+            self.nudged.step(self._moving(t), beta)
         self._add(self.nudged, 1 / beta)
         self._add_readout()
 
+    def _sum_of_steps(self) -> None:
+        """VF: g = −(1/n) Σ_t (∂F/∂θ(s_t))ᵀ·(s_{t+1} − s_t) / β over n nudged phases, batch mean.
+
+        The input and its winners stay, so its synapses need only the change of the whole phase.
+        """
+        self._relax(self.rule.free_steps)
+        self._clear()
+        beta = self._per_sample(self._signs)
+        self.nudged.read()
+        self.nudged.copy(self.free)
+        start = self.nudged.values(range(len(self.net.layers)))
+        inner = [k for k, synapse in enumerate(self.net.synapses) if not synapse.from_input]
+        for t in range(self.rule.horizon):
+            self._step(t, beta, inner)
+        self._add_changes([k for k in self._all if k not in inner], start, beta)
+        self._share_updates()
+        self._add_readout()
+
     def _continual(self) -> None:
-        """C-EP: θ moves along −(∂Φ/∂θ(s_{t+1}) − ∂Φ/∂θ(s_t)) / β at every step of each phase."""
+        """θ moves at every step of each phase.
+
+        C-EP: along −(∂Φ/∂θ(s_{t+1}) − ∂Φ/∂θ(s_t)) / β.
+        C-VF: along −(∂F/∂θ(s_t))ᵀ·(s_{t+1} − s_t) / β.
+        """
         self._relax(self.rule.free_steps)
         self.nudged.read()
         for phase, sign in enumerate(self._signs):
@@ -148,13 +173,23 @@ class Minibatch:
             beta = self._per_sample([sign])
             for t in range(self.rule.horizon):
                 self._clear()
-                self._add(self.nudged, -1 / beta)
-                self._nudge(t, beta)
-                self._add(self.nudged, 1 / beta)
+                if self.rule.vector_field:
+                    self._step(t, beta, self._all)
+                    self._share_updates()
+                else:
+                    self._add(self.nudged, -1 / beta)
+                    self.nudged.step(self._moving(t), beta)
+                    self._add(self.nudged, 1 / beta)
                 if phase == t == 0:
                     self._add_readout()
                 self.mover.move(self.gradients)
                 self.nudged.read()
+
+    def _step(self, t: int, beta: Tensor, synapses: Sequence[int]) -> None:
+        """Take nudged step t, and add its vector-field update of some synapses."""
+        before = self.nudged.values(self._moving(t))
+        self.nudged.step(self._moving(t), beta)
+        self._add_changes(synapses, before, beta)
 
     def _per_sample(self, signs: Sequence[float]) -> Tensor:
         """Return sign · β for each sample of some phases, [members, phases · batch]."""
@@ -167,7 +202,18 @@ class Minibatch:
 
     def _add(self, dynamics: Dynamics, share: Tensor) -> None:
         """Add −share · ∂Φ/∂θ of a state to the gradients, as mean over batch and phases."""
-        dynamics.add_gradients(share / (-self.batch * len(self._signs)), self._own)
+        dynamics.add_gradients(-share / self._samples, self._own)
+
+    def _add_changes(
+        self, synapses: Sequence[int], before: Mapping[int, Tensor], beta: Tensor
+    ) -> None:
+        """Add −(∂F/∂θ)ᵀ·(s − before) / β of some synapses, as mean over batch and phases."""
+        self.nudged.add_step(synapses, before, -1 / (beta * self._samples), self._own)
+
+    def _share_updates(self) -> None:
+        for synapse, own in zip(self.net.synapses, self._own, strict=True):
+            if synapse.shared_update:  # the gradient of `weight` holds the sum of both
+                own["backward_weight"].copy_(synapse.reverse(own["weight"]))
 
     def _add_readout(self) -> None:
         for field, gradient in self.readout.gradients(self.free.state, self.free.y).items():

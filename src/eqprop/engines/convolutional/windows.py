@@ -27,6 +27,8 @@ class Windows:
         precision: dtype of what convolutions read and return.
     """
 
+    _counted = torch.long  # dtype of the positions that won, here as `max_pool2d` counts them
+
     def __init__(
         self,
         size: int,
@@ -38,7 +40,7 @@ class Windows:
         self.size, self.drive, self.sigma = size, drive, sigma
         members, batch, channels, _, _ = drive.shape
         self._windows = ([size, size], [size, size], [0, 0], [1, 1], False)
-        self._winners = torch.zeros_like(drive, dtype=torch.long) if size > 1 else None
+        self._winners = torch.zeros_like(drive, dtype=self._counted) if size > 1 else None
         like = drive.new_empty((), dtype=precision)
         self.spread = empty_layer(members, batch, (channels, *convolved), like).zero_()
 
@@ -52,7 +54,7 @@ class Windows:
             post: values of the layer, [batch, channels, height, width].
         """
         self._drive(i, convolved, bias)
-        self._spread(i, post)
+        self._spread(i, post, self.spread[i])
 
     def turn(
         self,
@@ -77,7 +79,7 @@ class Windows:
         """
         self._drive(i, convolved, bias)
         self.move(i, back, nudge, post, operand)
-        self._spread(i, post)
+        self._spread(i, post, self.spread[i])
 
     def move(
         self, i: int, back: Tensor | None, nudge: Tensor | None, post: Tensor, operand: Tensor
@@ -90,6 +92,19 @@ class Windows:
         if operand is not post:
             operand.copy_(post)
 
+    def at_winners(self, i: int, values: Tensor) -> Tensor:
+        """Return values of member i at the positions that won last, and zeros elsewhere.
+
+        `values` is shaped like the layer; the result is [batch, channels, height, width] before
+        pooling.
+        """
+        if self._winners is None:
+            return values
+        batch, channels, height, width = self.spread[i].shape
+        whole = empty_layer(1, batch, (channels, height, width), values).zero_()[0]
+        self._spread(i, values, whole)
+        return whole
+
     def _drive(self, i: int, convolved: Tensor, bias: Tensor | None) -> None:
         drive = self.drive[i]
         if self._winners is None:
@@ -101,8 +116,7 @@ class Windows:
         if bias is not None:  # after pooling this takes less time
             drive.add_(bias[:, None, None])
 
-    def _spread(self, i: int, post: Tensor) -> None:
-        whole = self.spread[i]
+    def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
         if self._winners is None:
             whole.copy_(post)
             return
