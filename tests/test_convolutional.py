@@ -4,7 +4,11 @@ import copy
 import importlib.util
 import itertools
 import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from eqprop.engines.convolutional.layers import empty_layer, flat, memory_order
 from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.convolutional.windows import Windows
 
+ROOT = Path(__file__).parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton"
@@ -671,6 +676,18 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sig
     for ours, expected in zip(*reversed(found), strict=True):
         atol = 1e-14 if ours.dtype == torch.float64 else 1e-3
         torch.testing.assert_close(ours, expected, rtol=0, atol=atol)
+
+
+@needs_triton
+def test_the_kernel_compiles_for_a_gpu(tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.compile_kernel"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sizes = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(sizes) == 16
+    assert min(sizes) > 1000
 
 
 @needs_triton
