@@ -259,6 +259,7 @@ def test_continual_ep_on_every_chain(chain):
     assert_parity(*a_pair(a_network(chain), rule))
 
 
+@pytest.mark.slow
 @any_graph
 @any_order
 @any_rule
@@ -542,15 +543,14 @@ def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kin
         torch.testing.assert_close(p, value, rtol=0, atol=0, equal_nan=True)
 
 
-@any_order
-@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.slow
 @any_rule
+@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
-def test_no_operation_waits_for_a_value(made, kind, tying, softmax, orders):
+def test_no_operation_waits_for_a_value(made, kind, tying, in_turn):
     """On tensors without values, as a GPU captures them: `item()` and the like would raise."""
-    in_turn, nudged_in_turn = orders
-    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
-    readout = eqprop.CrossEntropy(5) if softmax else None
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=not in_turn)
+    readout = eqprop.CrossEntropy(5) if in_turn else None
     net = made(readout=readout, tying=tying).to("meta")
     update = eqprop.SGD().mover(net, dict.fromkeys(dict(net.named_parameters()), 0.1))
     with torch.no_grad():
@@ -715,15 +715,14 @@ def test_chains_with_the_kernel(chain, in_turn, monkeypatch):
 
 
 @needs_triton
+@pytest.mark.slow
 @any_graph
-@any_order
-def test_every_graph_with_the_kernel(graph, orders, monkeypatch):
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_every_graph_with_the_kernel(graph, in_turn, monkeypatch):
     monkeypatch.setattr(connections, "Windows", fused().FusedWindows)
-    in_turn, nudged_in_turn = orders
-    rule = a_rule(in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    rule = a_rule(in_turn=in_turn, nudged_in_turn=in_turn)
     slow, fast = a_pair(a_graph(graph), rule)
-    fast.model.to(DEVICE)
-    assert_parity_on(DEVICE, slow, fast.model, rule)
+    assert_parity_on(DEVICE, slow, fast.model, rule, minibatches=1)
 
 
 @needs_triton
