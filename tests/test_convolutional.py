@@ -679,6 +679,7 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sig
 
 
 @needs_triton
+@pytest.mark.slow
 def test_the_kernel_compiles_for_a_gpu(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
@@ -705,6 +706,7 @@ def test_the_kernel_hides_no_value_that_is_not_finite():
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", ["no dense layer", "rows left out", "three convolutions"])
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_chains_with_the_kernel(chain, in_turn, monkeypatch):
@@ -726,6 +728,7 @@ def test_every_graph_with_the_kernel(graph, in_turn, monkeypatch):
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("nudged_in_turn", [False, True])
 @pytest.mark.parametrize("chain", ["two convolutions", "windows of three"])
 def test_vf_with_the_kernel(chain, nudged_in_turn, monkeypatch):
@@ -738,6 +741,7 @@ def test_vf_with_the_kernel(chain, nudged_in_turn, monkeypatch):
 
 
 @needs_triton
+@pytest.mark.slow
 @any_rule
 @pytest.mark.parametrize("chain", ["two convolutions", "no dense layer"])
 def test_cross_entropy_with_the_kernel(chain, kind, tying, monkeypatch):
