@@ -119,8 +119,7 @@ class Connection(ABC):
 
 
 class Convolution(Connection):
-    """A `Conv2d`, one member after another: on a CPU that takes 30 % less time than groups of
-    channels (32 → 64, 5×5), and on a GPU groups of many channels are slow.
+    """A `Conv2d`, one member after another: groups of many channels take more time.
 
     Args:
         synapse: the synapse.

@@ -100,7 +100,7 @@ class FusedWindows(Windows):
         self, i: int, back: Tensor | None, nudge: Tensor | None, post: Tensor, operand: Tensor
     ) -> None:
         drive = self.drive[i]
-        self._launch(i, drive, None, back, nudge, post, operand, size=1, spreads=False)
+        self._launch(i, drive, None, back, nudge, post, operand, size=1)
 
     def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
         post = _channels_last(post)
@@ -121,7 +121,6 @@ class FusedWindows(Windows):
         pools: bool = True,
         drives: bool = False,
         moves: bool = True,
-        spreads: bool = True,
     ) -> None:
         size = self.size if size is None else size
         unused: Any = post  # a kernel takes a pointer for each tensor, read or not
@@ -135,7 +134,7 @@ class FusedWindows(Windows):
             post.numel(), channels, rows, columns, *convolved.shape[2:],
             SIZE=size, SIGMA=ACTIVATIONS[self.sigma], BIAS=bias is not None,
             BACK=back is not None, NUDGE=nudge is not None, POOLS=pools, DRIVES=drives,
-            MOVES=moves, COPIES=operand is not post, SPREADS=spreads, BLOCK=BLOCK,
+            MOVES=moves, COPIES=operand is not post, SPREADS=size > 1, BLOCK=BLOCK,
         )  # fmt: skip
 
 

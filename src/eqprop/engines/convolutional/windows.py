@@ -17,7 +17,9 @@ _spread = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
 
 
 class Windows:
-    """Windows of `size` × `size`; the first of equal maxima wins. Size 1 means no pooling.
+    """Windows of `size` × `size`; the first of equal maxima wins.
+
+    Size 1 means no pooling: every position wins, and nothing is spread.
 
     Args:
         size: height and width of a window.
@@ -54,7 +56,8 @@ class Windows:
             post: values of the layer, [batch, channels, height, width].
         """
         self._drive(i, convolved, bias)
-        self._spread(i, post, self.spread[i])
+        if self.size > 1:
+            self._spread(i, post, self.spread[i])
 
     def turn(
         self,
@@ -79,7 +82,8 @@ class Windows:
         """
         self._drive(i, convolved, bias)
         self.move(i, back, nudge, post, operand)
-        self._spread(i, post, self.spread[i])
+        if self.size > 1:
+            self._spread(i, post, self.spread[i])
 
     def move(
         self, i: int, back: Tensor | None, nudge: Tensor | None, post: Tensor, operand: Tensor
@@ -117,9 +121,7 @@ class Windows:
             drive.add_(bias[:, None, None])
 
     def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
-        if self._winners is None:
-            whole.copy_(post)
-            return
+        assert self._winners is not None
         post = post.to(whole.dtype, memory_format=torch.channels_last)
         # of its input, the kernel reads the shape alone
         _spread(post, whole, *self._windows, self._winners[i], grad_input=whole)
