@@ -258,6 +258,13 @@ def test_runs_that_differ_in_values_of_members_alone_are_one_task(place: Path) -
     assert (task.recipe.nudging.beta, task.recipe.seed, task.recipe.seeds) == ((0.1, 0.2), 0, 4)
 
 
+def test_none_in_a_file_unsets_an_optional_field(place: Path) -> None:
+    text = 'recipe = "mnist-conv"\n[[run]]\nupdate.schedule = "none"\n'
+    (recipe,) = read(write(place, text))
+    assert recipe.update.schedule is None
+    assert recipes.load("mnist-conv").update.schedule == "cosine"
+
+
 def test_seeds_that_are_not_consecutive_are_tasks_of_their_own(place: Path) -> None:
     text = 'recipe = "digits.toml"\nseeds = 2\n[grid]\nseed = [0, 2, 7]\n'
     tasks = pack(read(write(place, text)))
@@ -508,6 +515,76 @@ def test_the_command_line_loads_neither_ray_nor_pyarrow() -> None:
     code = "import sys, eqprop.cli; print({'ray', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# Arithmetic
+
+CONV = """
+recipe = "digits.toml"
+seeds = 1
+[set]
+epochs = 1
+network.input = [1, 7, 7]
+network.layers = [{conv = 2, kernel = 3, padding = 1, pool = 2}, 10]
+[[run]]
+rule.free_steps = 7
+"""
+HOW = ("--precision", "bfloat16", "--tf32")
+
+
+@pytest.fixture
+def in_bfloat16(place: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The task of CONV as `eqprop train` trains it; what that sets in this process is undone."""
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    (task,) = pack(read(write(place, CONV)))
+    (place / "conv.toml").write_text(task.recipe.to_toml())
+    assert cli("train", "conv.toml", "--out", "alone", *HOW).code == 0
+    torch.set_float32_matmul_precision(before)
+    torch.backends.cudnn.allow_tf32 = True
+    yield place / "alone"
+    torch.set_float32_matmul_precision(before)
+
+
+def assert_in_bfloat16(out: Path, alone: Path) -> None:
+    (folder,) = (out / "tasks").iterdir()
+    assert [session["machine"]["precision"] for session in sessions(folder)] == ["bfloat16"]
+    assert_same_run(folder, alone)
+
+
+def test_one_task_has_the_arithmetic_of_train(place: Path, cli: Cli, in_bfloat16: Path) -> None:
+    words = ("sweep", write(place, CONV), "--task", 1)
+    assert cli(*words, "--out", "plain").code == 0
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cudnn.allow_tf32
+    assert cli(*words, "--out", "out", *HOW).code == 0
+    assert torch.get_float32_matmul_precision() == "high"
+    assert not torch.backends.cudnn.allow_tf32
+    assert_in_bfloat16(place / "out", in_bfloat16)
+    assert parameters(place / "plain" / "tasks" / "1-digits") != parameters(in_bfloat16)
+
+
+@pytest.mark.slow
+def test_processes_have_the_arithmetic_of_train(place: Path, cli: Cli, in_bfloat16: Path) -> None:
+    assert cli("sweep", write(place, CONV), "--out", "out", *HOW).code == 0
+    assert_in_bfloat16(place / "out", in_bfloat16)
+
+
+def test_a_plan_measures_with_the_same_arithmetic(
+    place: Path, cli: Cli, in_bfloat16: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    measured = plan.estimate
+    monkeypatch.setattr(plan, "estimate", lambda *it: used.append(it[-1]) or measured(*it))
+    assert cli("sweep", write(place, CONV), "--dry-run", *HOW).code == 0
+    assert used == [torch.bfloat16]
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_precision_that_no_engine_has_is_one_line(place: Path, cli: Cli) -> None:
+    said = cli("sweep", write(place, GRID), "--task", 1, "--precision", "float16").error
+    assert said.startswith("1-digits: ")
+    assert "precision torch.float16 cannot run" in said
 
 
 # The plan
@@ -828,8 +905,11 @@ def interrupted(place: Path, sweep: "subprocess.Popen[str]") -> list[str]:
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, undisturbed: Path, spawn: Sweep) -> None:
-    sweep = spawn("sweep", write(place, LONG), "--out", place / "out")
-    ends(spawn(*interrupted(place, sweep)), 0)
+    how = ["--precision", "float32", "--tf32"]
+    sweep = spawn("sweep", write(place, LONG), "--out", place / "out", *how)
+    command = interrupted(place, sweep)
+    assert command[-3:] == how
+    ends(spawn(*command), 0)
     assert_finished(place / "out", undisturbed)
     log = (place / "out" / "logs" / f"{SLOW}.txt").read_text()
     assert log.count("epoch 1/20") == 1
@@ -930,6 +1010,14 @@ def test_ray_stops_at_ctrl_c_and_goes_on(
     ends(spawn(*command), 0)
     assert_finished(place / "out", undisturbed)
     assert len(sessions(place / "out" / "tasks" / SLOW)) == 2
+
+
+@pytest.mark.slow
+def test_ray_has_the_arithmetic_of_train(
+    place: Path, ray_cluster: str, spawn: Sweep, in_bfloat16: Path
+) -> None:
+    ends(spawn(*on(ray_cluster, place, CONV), *HOW), 0)
+    assert_in_bfloat16(place / "out", in_bfloat16)
 
 
 @pytest.mark.slow

@@ -39,16 +39,28 @@ class Estimate:
     minibatches: int
 
 
-def estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
+def estimate(
+    recipe: Recipe,
+    data: Dataset,
+    device: str,
+    threads: int | None,
+    precision: torch.dtype | None = None,
+) -> Estimate:
     """Train a few minibatches and test a few samples of a recipe; extrapolate to the whole run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotSettled)
-        return _estimate(recipe, data, device, threads)
+        return _estimate(recipe, data, device, threads, precision)
 
 
-def _estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
+def _estimate(
+    recipe: Recipe,
+    data: Dataset,
+    device: str,
+    threads: int | None,
+    precision: torch.dtype | None,
+) -> Estimate:
     with Peak() as peak:  # slows the code down, so time nothing here
-        training = Training(recipe, data, device=device, threads=threads)
+        training = Training(recipe, data, device=device, threads=threads, precision=precision)
         _timed(training, FEW)
     each = _timed(training, FEW) / FEW
     many = max(FEW, min(training.engine.chunk, int(SECONDS / each)))
