@@ -32,7 +32,7 @@ from eqprop.runs import Recipe
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.lock import held
-from eqprop.sweeps import cluster, plan, worker
+from eqprop.sweeps import cluster, estimate, plan, worker
 from eqprop.sweeps.board import Board
 from eqprop.sweeps.file import read
 from eqprop.sweeps.table import RESULTS, Table, collect
@@ -616,6 +616,42 @@ def test_the_estimate_is_near_what_a_run_takes(place: Path) -> None:
     assert found.bytes > images + 4 * 2 * recipe.network.size
 
 
+def test_a_slow_recipe_is_measured_by_few_samples(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is that of a whole minibatch; the time is near it."""
+    recipe = recipes.load(
+        "digits.toml",
+        {
+            "input": [1, 7, 7],
+            "layers": [{"conv": 32, "kernel": 3, "padding": 1, "pool": 2}, 10],
+            "free_steps": 100,
+            "batch": 100,
+            "seeds": 1,
+        },
+    )
+    data = eqprop.data.load("digits")
+    whole = plan.estimate(recipe, data, "cpu", 1)
+    monkeypatch.setattr(estimate, "SLOW", 0.0)
+    few = plan.estimate(recipe, data, "cpu", 1)
+    assert few.minibatches == 1 < whole.minibatches
+    assert few.bytes == pytest.approx(whole.bytes, rel=0.25)  # at other moments of a step
+    # 2 of 100 samples: more time per sample, because small tensors are slow
+    assert whole.seconds / 3 < few.seconds < 60 * whole.seconds
+
+
+def test_tasks_with_other_names_share_an_estimate(
+    place: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, measured = [], plan.estimate
+    monkeypatch.setattr(plan, "estimate", lambda *it: asked.append(it) or measured(*it))
+    text = 'recipe = "digits.toml"\n[[run]]\nname = "a"\n[[run]]\nname = "b"\nbeta = 0.2\n'
+    out = cli("sweep", write(place, text), "--dry-run")
+    assert out.code == 0
+    assert [line.split()[0] for line in out.out.splitlines()[1:3]] == ["1-a", "2-b"]
+    assert len(asked) == 1
+
+
 def test_memory_grows_with_the_networks(place: Path) -> None:
     data = eqprop.data.load("digits")
     few, many = (
@@ -860,6 +896,23 @@ def test_a_task_whose_workers_are_killed_too_often_fails_alone(
     assert {row["task"]: row["complete"] for row in rows} == {QUICK: True, SLOW: False}
     ends(spawn("sweep", place / "sweep.toml", "--out", out), 0)
     assert_finished(out, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_one_task_that_is_stopped_goes_on_with_the_same_command(
+    place: Path, undisturbed: Path, spawn: Sweep, how: signal.Signals
+) -> None:
+    words = ("sweep", write(place, LONG), "--out", place / "out", "--task", 2)
+    folder = place / "out" / "tasks" / SLOW
+    task = spawn(*words)
+    until(lambda: in_the_middle(folder))
+    task.send_signal(how)
+    assert f"{SLOW}: stopped" in ends(task, 130)
+    assert not RunFolder(folder).finished
+    ends(spawn(*words), 0)
+    assert len(sessions(folder)) == 2
+    assert_same_run(folder, undisturbed / SLOW)
 
 
 def kill_driver(place: Path, sweep: "subprocess.Popen[str]") -> tuple[bytes, int]:

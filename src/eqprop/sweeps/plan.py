@@ -77,13 +77,13 @@ def _estimates(
 ) -> Iterator[Estimate | None]:
     """Yield one estimate per task, None if the task becomes non-finite.
 
-    Tasks that differ only in β, angle, learning rates and seed share one estimate.
+    Tasks that differ only in β, angle, learning rates, seed and name share one estimate.
     """
     measured: dict[Any, Estimate | None] = {}
     loaded: dict[str, datasets.Dataset] = {}
     for task in tasks:
         values = task.recipe.values()
-        alike = {p: v for p, v in values.items() if p not in FIELDS}
+        alike = {p: v for p, v in values.items() if p not in (*FIELDS, "name", "description")}
         key = (task.networks, repr(alike))
         if key not in measured:
             name = task.recipe.data.name
