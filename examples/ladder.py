@@ -22,6 +22,7 @@ RULES = {"ep": "EP", "continual-ep": "C-EP", "vf": "VF"}
 LOSSES = {"output-layer": "squared error", "cross-entropy": "cross-entropy"}
 SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "weights", "η")
 RESULTS = ("test error, %", "train error, %", "epochs", "s per epoch")
+RANGE = (8.0, 100.0)  # of the errors in every panel
 # {title of a panel: rungs with solid lines, and rungs with dashed ones}
 COMPARISONS = {
     "Nudging, squared error": (("centred", "random-sign", "one-sided"), ()),
@@ -100,7 +101,7 @@ def lines(runs: Table, solid: tuple[str, ...], dashed: tuple[str, ...]) -> Itera
 def chart(runs: Table) -> Chart | None:
     """Return one panel per comparison; None if no rung has begun."""
     panels = tuple(
-        Panel(title, "epoch", "test error (%)", tuple(lines(runs, *names)), y_log=True)
+        Panel(title, "epoch", "test error (%)", tuple(lines(runs, *names)), False, True, RANGE)
         for title, names in COMPARISONS.items()
     )
     caption = "Test error on CIFAR-10 over the epochs, one network per line"

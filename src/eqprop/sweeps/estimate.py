@@ -75,21 +75,21 @@ def _estimate(
     if learning > SLOW:  # time and memory grow with the samples
         _, more = tried(2 * SAMPLES)
         peak = few + (more - few) * (batch - SAMPLES) // SAMPLES
-        testing = _tested(training, test.head(SAMPLES)) / SAMPLES
+        tested, repeats = SAMPLES, 1
     else:
         training, peak = tried(batch)
         learning, minibatches = _learning(training, batch)
-        test = test.head(min(TESTED, len(test)))
-        testing = statistics.median(_tested(training, test) for _ in range(REPEATS)) / len(test)
+        tested, repeats = TESTED, REPEATS
+    some = test.head(min(tested, len(test)))
+    testing = statistics.median(_tested(training, some) for _ in range(repeats)) / len(some)
     per_epoch = math.ceil(len(train) / recipe.batch) * learning
-    seconds = recipe.epochs * (per_epoch + len(training.data.test) * testing)
+    seconds = recipe.epochs * (per_epoch + len(test) * testing)
     images = sum(split.images.nbytes + split.labels.nbytes for split in (data.train, data.test))
     return Estimate(seconds, peak + images, minibatches)
 
 
 def _learning(training: Training, batch: int) -> tuple[float, int]:
     """Return the seconds of a minibatch, and the number of minibatches timed."""
-    _timed(training, FEW, batch)
     each = _timed(training, FEW, batch) / FEW
     many = max(FEW, min(training.engine.chunk, int(SECONDS / each)))
     times = [_timed(training, many, batch) for _ in range(REPEATS)]
