@@ -79,7 +79,7 @@ def _estimates(
 
     Tasks that differ only in β, angle, learning rates, seed and name share one estimate.
     """
-    measured: dict[Any, Estimate | None] = {}
+    measured: dict[Any, Estimate] = {}
     loaded: dict[str, datasets.Dataset] = {}
     for task in tasks:
         values = task.recipe.values()
@@ -91,8 +91,9 @@ def _estimates(
                 loaded[name] = datasets.load(name, data)
             try:
                 measured[key] = estimate(task.recipe, loaded[name], device, threads, precision)
-            except NonFinite:
-                measured[key] = None
+            except NonFinite:  # with other rates it may not
+                yield None
+                continue
         yield measured[key]
 
 
