@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 RUN = {  # by a test below, or one of the same name, as a reader runs it
     "examples/fashion.py",
     "examples/hardware.py",
+    "examples/ladder.py",
     "examples/nudging.py",
     "examples/own_data.py",
     "examples/sequences.py",

@@ -6,6 +6,7 @@ import runpy
 import shutil
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from tests.documents import DOCUMENTS, ROOT
 STORED = ROOT / "results" / "fashion"
 RUNS = sorted(file.parent for file in STORED.rglob("recipe.toml"))
 DASHES = ["–", "–"]
+
+
+@pytest.fixture(autouse=True)
+def beside(monkeypatch) -> None:
+    """Scripts import what lies beside them."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
 
 
 @pytest.fixture
@@ -99,13 +106,13 @@ def network(seed: int, error: float | None) -> dict[str, Any]:
 
 def test_networks_that_became_non_finite_count_as_guessing(example) -> None:
     networks = [network(seed, 10.0 if seed else None) for seed in range(5)]
-    cells = example["cells"](example["SWEEP"]["ep-1h"], networks)
+    cells = example["cells"](example["PAGE"].recipes["ep-1h"], networks)
     assert cells == ("26.00 ± 35.78 (26.00), 1 non-finite", "26.00 ± 35.78")
 
 
 def test_row_without_all_its_networks_has_a_dash(example) -> None:
     networks = [network(seed, 10.0) for seed in range(4)]
-    assert list(example["cells"](example["SWEEP"]["ep-1h"], networks)) == DASHES
+    assert list(example["cells"](example["PAGE"].recipes["ep-1h"], networks)) == DASHES
 
 
 def test_networks_are_not_counted_twice(example, tmp_path) -> None:
@@ -123,10 +130,15 @@ def test_run_with_other_settings_is_refused(example, tmp_path) -> None:
 
 
 def test_the_page_is_filled_in_on_request(example, tmp_path, monkeypatch, capsys) -> None:
-    page = tmp_path / "fashion.md"
+    page = tmp_path / "docs" / "fashion.md"
+    page.parent.mkdir()
     start, end = "<!-- python examples/fashion.py -->\n", "<!-- end -->"
     page.write_text(f"before\n{start}| old |\n{end}\nafter\n", "utf-8")
-    monkeypatch.setitem(example["main"].__globals__, "PAGE", page)
+    monkeypatch.setitem(
+        example["main"].__globals__, "PAGE", replace(example["PAGE"], root=tmp_path)
+    )
+    for name in ("examples", "results"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setattr(sys, "argv", ["fashion.py", str(STORED), "--update-docs"])
     example["main"]()
     assert page.read_text("utf-8") == f"before\n{start}\n{capsys.readouterr().out}\n{end}\nafter\n"

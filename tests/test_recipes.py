@@ -415,6 +415,7 @@ def test_a_field_may_be_named_without_its_table(word: str, path: str, value: obj
 def test_override_unsets_an_optional_field() -> None:
     assert load("rescaled-c-ep-1h").rule.rescale == 1e-5
     assert load("rescaled-c-ep-1h", dict([parse_override("rescale=none")])).rule.rescale is None
+    assert load("rescaled-c-ep-1h", {"rescale": "none"}).rule.rescale is None  # as in a file
 
 
 @pytest.mark.parametrize("text", ["beta", "=3", "", "beta:3"])

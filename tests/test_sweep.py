@@ -32,7 +32,7 @@ from eqprop.runs import Recipe
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.lock import held
-from eqprop.sweeps import cluster, plan, worker
+from eqprop.sweeps import cluster, estimate, plan, worker
 from eqprop.sweeps.board import Board
 from eqprop.sweeps.file import read
 from eqprop.sweeps.table import RESULTS, Table, collect
@@ -256,6 +256,13 @@ def test_runs_that_differ_in_values_of_members_alone_are_one_task(place: Path) -
     )
     (task,) = pack(read(write(place, text)))
     assert (task.recipe.nudging.beta, task.recipe.seed, task.recipe.seeds) == ((0.1, 0.2), 0, 4)
+
+
+def test_none_in_a_file_unsets_an_optional_field(place: Path) -> None:
+    text = 'recipe = "mnist-conv"\n[[run]]\nupdate.schedule = "none"\n'
+    (recipe,) = read(write(place, text))
+    assert recipe.update.schedule is None
+    assert recipes.load("mnist-conv").update.schedule == "cosine"
 
 
 def test_seeds_that_are_not_consecutive_are_tasks_of_their_own(place: Path) -> None:
@@ -510,6 +517,76 @@ def test_the_command_line_loads_neither_ray_nor_pyarrow() -> None:
     assert done.stdout.strip() == "set()"
 
 
+# Arithmetic
+
+CONV = """
+recipe = "digits.toml"
+seeds = 1
+[set]
+epochs = 1
+network.input = [1, 7, 7]
+network.layers = [{conv = 2, kernel = 3, padding = 1, pool = 2}, 10]
+[[run]]
+rule.free_steps = 7
+"""
+HOW = ("--precision", "bfloat16", "--tf32")
+
+
+@pytest.fixture
+def in_bfloat16(place: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The task of CONV as `eqprop train` trains it; what that sets in this process is undone."""
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    (task,) = pack(read(write(place, CONV)))
+    (place / "conv.toml").write_text(task.recipe.to_toml())
+    assert cli("train", "conv.toml", "--out", "alone", *HOW).code == 0
+    torch.set_float32_matmul_precision(before)
+    torch.backends.cudnn.allow_tf32 = True
+    yield place / "alone"
+    torch.set_float32_matmul_precision(before)
+
+
+def assert_in_bfloat16(out: Path, alone: Path) -> None:
+    (folder,) = (out / "tasks").iterdir()
+    assert [session["machine"]["precision"] for session in sessions(folder)] == ["bfloat16"]
+    assert_same_run(folder, alone)
+
+
+def test_one_task_has_the_arithmetic_of_train(place: Path, cli: Cli, in_bfloat16: Path) -> None:
+    words = ("sweep", write(place, CONV), "--task", 1)
+    assert cli(*words, "--out", "plain").code == 0
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cudnn.allow_tf32
+    assert cli(*words, "--out", "out", *HOW).code == 0
+    assert torch.get_float32_matmul_precision() == "high"
+    assert not torch.backends.cudnn.allow_tf32
+    assert_in_bfloat16(place / "out", in_bfloat16)
+    assert parameters(place / "plain" / "tasks" / "1-digits") != parameters(in_bfloat16)
+
+
+@pytest.mark.slow
+def test_processes_have_the_arithmetic_of_train(place: Path, cli: Cli, in_bfloat16: Path) -> None:
+    assert cli("sweep", write(place, CONV), "--out", "out", *HOW).code == 0
+    assert_in_bfloat16(place / "out", in_bfloat16)
+
+
+def test_a_plan_measures_with_the_same_arithmetic(
+    place: Path, cli: Cli, in_bfloat16: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    measured = plan.estimate
+    monkeypatch.setattr(plan, "estimate", lambda *it: used.append(it[-1]) or measured(*it))
+    assert cli("sweep", write(place, CONV), "--dry-run", *HOW).code == 0
+    assert used == [torch.bfloat16]
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_precision_that_no_engine_has_is_one_line(place: Path, cli: Cli) -> None:
+    said = cli("sweep", write(place, GRID), "--task", 1, "--precision", "float16").error
+    assert said.startswith("1-digits: ")
+    assert "precision torch.float16 cannot run" in said
+
+
 # The plan
 
 
@@ -539,6 +616,42 @@ def test_the_estimate_is_near_what_a_run_takes(place: Path) -> None:
     assert found.bytes > images + 4 * 2 * recipe.network.size
 
 
+def test_a_slow_recipe_is_measured_by_few_samples(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is that of a whole minibatch; the time is near it."""
+    recipe = recipes.load(
+        "digits.toml",
+        {
+            "input": [1, 7, 7],
+            "layers": [{"conv": 32, "kernel": 3, "padding": 1, "pool": 2}, 10],
+            "free_steps": 100,
+            "batch": 100,
+            "seeds": 1,
+        },
+    )
+    data = eqprop.data.load("digits")
+    whole = plan.estimate(recipe, data, "cpu", 1)
+    monkeypatch.setattr(estimate, "SLOW", 0.0)
+    few = plan.estimate(recipe, data, "cpu", 1)
+    assert few.minibatches == 1 < whole.minibatches
+    assert few.bytes == pytest.approx(whole.bytes, rel=0.25)  # at other moments of a step
+    # 2 of 100 samples: more time per sample, because small tensors are slow
+    assert whole.seconds / 3 < few.seconds < 60 * whole.seconds
+
+
+def test_tasks_with_other_names_share_an_estimate(
+    place: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, measured = [], plan.estimate
+    monkeypatch.setattr(plan, "estimate", lambda *it: asked.append(it) or measured(*it))
+    text = 'recipe = "digits.toml"\n[[run]]\nname = "a"\n[[run]]\nname = "b"\nbeta = 0.2\n'
+    out = cli("sweep", write(place, text), "--dry-run")
+    assert out.code == 0
+    assert [line.split()[0] for line in out.out.splitlines()[1:3]] == ["1-a", "2-b"]
+    assert len(asked) == 1
+
+
 def test_memory_grows_with_the_networks(place: Path) -> None:
     data = eqprop.data.load("digits")
     few, many = (
@@ -549,10 +662,15 @@ def test_memory_grows_with_the_networks(place: Path) -> None:
 
 
 def test_a_plan_survives_rates_that_explode(place: Path, cli: Cli) -> None:
-    text = 'recipe="digits.toml"\n[[run]]\nactivation="identity"\nlearning_rates=[1e30, 1e30]\n'
+    text = 'recipe="digits.toml"\n' + "".join(
+        f'[[run]]\nname="{name}"\nactivation="identity"\nlearning_rates=[{rate}, {rate}]\n'
+        for name, rate in (("too-large", 1e30), ("small", 0.01))
+    )
     out = cli("sweep", write(place, text), "--dry-run")
     assert out.code == 0
-    assert "becomes non-finite in its first minibatches" in out.out
+    exploding, other = out.out.splitlines()[1:3]
+    assert exploding.endswith("becomes non-finite in its first minibatches")
+    assert "non-finite" not in other
 
 
 def test_tasks_side_by_side_take_as_long_as_the_fullest_place() -> None:
@@ -785,6 +903,23 @@ def test_a_task_whose_workers_are_killed_too_often_fails_alone(
     assert_finished(out, undisturbed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_one_task_that_is_stopped_goes_on_with_the_same_command(
+    place: Path, undisturbed: Path, spawn: Sweep, how: signal.Signals
+) -> None:
+    words = ("sweep", write(place, LONG), "--out", place / "out", "--task", 2)
+    folder = place / "out" / "tasks" / SLOW
+    task = spawn(*words)
+    until(lambda: in_the_middle(folder))
+    task.send_signal(how)
+    assert f"{SLOW}: stopped" in ends(task, 130)
+    assert not RunFolder(folder).finished
+    ends(spawn(*words), 0)
+    assert len(sessions(folder)) == 2
+    assert_same_run(folder, undisturbed / SLOW)
+
+
 def kill_driver(place: Path, sweep: "subprocess.Popen[str]") -> tuple[bytes, int]:
     """Kill a driver while the long task runs. Returns run.json of the other, and the worker."""
     out = place / "out" / "tasks"
@@ -828,8 +963,11 @@ def interrupted(place: Path, sweep: "subprocess.Popen[str]") -> list[str]:
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, undisturbed: Path, spawn: Sweep) -> None:
-    sweep = spawn("sweep", write(place, LONG), "--out", place / "out")
-    ends(spawn(*interrupted(place, sweep)), 0)
+    how = ["--precision", "float32", "--tf32"]
+    sweep = spawn("sweep", write(place, LONG), "--out", place / "out", *how)
+    command = interrupted(place, sweep)
+    assert command[-3:] == how
+    ends(spawn(*command), 0)
     assert_finished(place / "out", undisturbed)
     log = (place / "out" / "logs" / f"{SLOW}.txt").read_text()
     assert log.count("epoch 1/20") == 1
@@ -930,6 +1068,14 @@ def test_ray_stops_at_ctrl_c_and_goes_on(
     ends(spawn(*command), 0)
     assert_finished(place / "out", undisturbed)
     assert len(sessions(place / "out" / "tasks" / SLOW)) == 2
+
+
+@pytest.mark.slow
+def test_ray_has_the_arithmetic_of_train(
+    place: Path, ray_cluster: str, spawn: Sweep, in_bfloat16: Path
+) -> None:
+    ends(spawn(*on(ray_cluster, place, CONV), *HOW), 0)
+    assert_in_bfloat16(place / "out", in_bfloat16)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from eqprop.papers.continual_ep.catalogue import CATALOGUE
 from eqprop.report import commands as paper
 from eqprop.runs import Evaluation, Interrupted, Recipe, Run, UserError, figures
 from eqprop.runs import recipe as recipes
+from eqprop.runs.arithmetic import PRECISIONS, Arithmetic
 from eqprop.runs.check import check
 from eqprop.runs.evaluation import NothingToTest
 from eqprop.runs.folder import RunFolder
@@ -41,10 +42,8 @@ from eqprop.sweeps import listing
 from eqprop.sweeps import table as tables
 from eqprop.tuning import commands as tuning
 
-# what convolutions multiply; float32 is what the networks of a recipe have
-PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # options of `train` that the command to resume repeats, with their defaults
-RESUMED = {"device": "cpu", "engine": "auto", "data": None, "threads": None, "precision": None}
+RESUMED = {"device": "cpu", "engine": "auto", "data": None, "threads": None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,13 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     _recipe_arguments(train)
     _data_argument(train)
     _device_argument(train)
-    train.add_argument("--tf32", action="store_true", help="use TF32 on a GPU: faster, less exact")
-    train.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        help="what convolutions multiply: float32 exactly, float16 or bfloat16 (faster on a GPU, "
-        "less exact). Default: float32, on a GPU as TF32",
-    )
+    _arithmetic_arguments(train)
     train.add_argument(
         "--epochs", type=int, metavar="N", help="number of epochs (default: the recipe's)"
     )
@@ -186,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     _data_argument(search_command)
     _device_argument(search_command)
     tuning.add(commands)
-    sweeps.add(commands)
+    _arithmetic_arguments(sweeps.add(commands))
 
     explore = add(
         "explore",
@@ -230,6 +223,18 @@ def _device_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
 
 
+def _arithmetic_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--tf32", action="store_true", help="use TF32 on a GPU: faster, less exact"
+    )
+    command.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="what convolutions multiply: float32 exactly, float16 or bfloat16 (faster on a GPU, "
+        "less exact). Default: float32, on a GPU as TF32",
+    )
+
+
 def _load_recipe(options: argparse.Namespace, **more: Any) -> Recipe:
     overrides = dict(recipes.parse_override(text) for text in options.set)
     overrides |= {key: value for key, value in more.items() if value is not None}
@@ -250,8 +255,7 @@ def _recipes(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace) -> int:
     recipe = _load_recipe(options, epochs=options.epochs, seeds=options.seeds)
     check_device(options.device)
-    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = options.precision is None
+    precision = Arithmetic(options.precision, options.tf32).set_up()
     folder = RunFolder(_out_folder(options, recipe))
     folder.check(recipe, options.resume)
     data = _load_data(recipe, options.data or (folder.data_folder() if options.resume else None))
@@ -266,7 +270,7 @@ def _train(options: argparse.Namespace) -> int:
             resume=options.resume,
             engine=options.engine,
             threads=options.threads,
-            precision=PRECISIONS.get(options.precision),
+            precision=precision,
             angles_every=options.angles_every,
         )
     except Interrupted as stopped:
@@ -313,8 +317,7 @@ def _resume_command(options: argparse.Namespace, folder: RunFolder) -> str:
         value = getattr(options, name)
         if value != default:
             words += [f"--{name}", str(value)]
-    if options.tf32:
-        words.append("--tf32")
+    words += Arithmetic(options.precision, options.tf32).words
     if options.angles_every:
         words += ["--angles-every", str(options.angles_every)]
     return shlex.join(words)

@@ -51,6 +51,14 @@ class Line:
         low, high = tuple(it.low for it in values), tuple(it.high for it in values)
         return cls(label, tuple(x), mean, style, color, low, high)
 
+    @classmethod
+    def over_epochs(
+        cls, label: str, curves: Sequence[Sequence[float]], style: Style = "solid", color: int = 0
+    ) -> Line:
+        """Return mean and standard deviation of curves [epochs][networks], from epoch 1 on."""
+        epochs = (float(epoch + 1) for epoch in range(len(curves)))
+        return cls.measured(label, epochs, [Measured.of(each) for each in curves], style, color)
+
 
 @dataclass(frozen=True)
 class Panel:

@@ -272,7 +272,12 @@ def by_path(given: Mapping[str, Any], source: str) -> dict[str, Any]:
             close = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
             hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(FIELDS)}"
             raise UserError(f"{source}: unknown field {path!r}: {hint}")
-    return found
+    return {path: None if _unsets(path, value) else value for path, value in found.items()}
+
+
+def _unsets(path: str, value: Any) -> bool:
+    """Return whether a value unsets an optional field: "none", because TOML has no null."""
+    return value == "none" and (path == "nudging.beta" or DEFAULTS.get(path, "") is None)
 
 
 def parse(given: dict[str, Any], source: str) -> Recipe:
@@ -383,7 +388,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, value = key.strip(), value.strip()
     path = PATHS.get(key, key)
     kind = FIELDS.get(path)
-    if value == "none" and (path == "nudging.beta" or DEFAULTS.get(path, "") is None):
+    if _unsets(path, value):
         return key, None
     if kind in (str, str | None):
         return key, value

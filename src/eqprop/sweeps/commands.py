@@ -13,6 +13,7 @@ from typing import Any
 
 from eqprop.exits import INTERRUPTED, MEMBER_NON_FINITE, OK, USER_ERROR
 from eqprop.runs import UserError
+from eqprop.runs.arithmetic import Arithmetic
 from eqprop.runs.progress import printable, say
 from eqprop.runs.run import check_device
 from eqprop.sweeps import extras, file, listing, plan, worker
@@ -26,10 +27,10 @@ from eqprop.sweeps.worker import Ended, State
 EXITS = {State.DONE: OK, State.FAILED: USER_ERROR, State.STOPPED: INTERRUPTED}
 
 
-def add(commands: Any) -> None:
-    """Add the command `sweep`."""
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `sweep`; return its parser, to which the caller adds the arithmetic."""
     help = "Train a grid or a list of recipes, on this machine or on a Ray cluster, into one table."
-    sweep = commands.add_parser(
+    sweep: argparse.ArgumentParser = commands.add_parser(
         "sweep",
         help=help,
         description=help,
@@ -91,6 +92,7 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help=f"only write DIR/{FILE} from all run folders below DIR",
     )
+    return sweep
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -112,7 +114,8 @@ def _sweep(options: argparse.Namespace) -> int:
     threads = _threads(options, jobs)
     if options.dry_run:
         device = options.device if options.on == "local" else "cpu"  # a cluster's GPU is elsewhere
-        plan.show(tasks, jobs if options.on == "local" else 1, device, threads, options.data)
+        at_once = jobs if options.on == "local" else 1
+        plan.show(tasks, at_once, device, threads, options.data, _arithmetic(options))
         return OK
     if options.task is not None:
         return _one(tasks, folder, options)
@@ -122,9 +125,13 @@ def _sweep(options: argparse.Namespace) -> int:
     else:
         gpus = int(options.device == "cuda")
         place = Cluster(folder.path, options.address, options.retries, threads, gpus)
-    given = {t.name: folder.job(t, options.device, threads, options.data) for t in tasks}
     try:
-        results = folder.run(tasks, place, given, path.read_bytes())
+        results = folder.run(
+            tasks,
+            place,
+            {task.name: _job(task, folder, threads, options) for task in tasks},
+            path.read_bytes(),
+        )
     except KeyboardInterrupt:
         print(f"stopped at once. To go on: {_command(options)}")
         return INTERRUPTED
@@ -159,11 +166,21 @@ def _threads(options: argparse.Namespace, jobs: int) -> int:
     return int(options.threads or max(1, (os.cpu_count() or 1) // jobs))
 
 
+def _arithmetic(options: argparse.Namespace) -> Arithmetic:
+    return Arithmetic(options.precision, options.tf32)
+
+
+def _job(
+    task: Task, folder: SweepFolder, threads: int | None, options: argparse.Namespace
+) -> worker.Job:
+    return folder.job(task, options.device, threads, options.data, _arithmetic(options))
+
+
 def _one(tasks: Sequence[Task], folder: SweepFolder, options: argparse.Namespace) -> int:
     if options.task > len(tasks):
         raise UserError(f"--task must be 1 to {len(tasks)}, the tasks of this sweep")
     task = tasks[options.task - 1]
-    ended = worker.run(folder.job(task, options.device, options.threads, options.data))
+    ended = worker.run(_job(task, folder, options.threads, options))
     if ended.state is State.FAILED:
         raise UserError(f"{task.name}: {ended.message}")
     say(f"{task.name}: {ended.state.value}{f', {ended.message}' * bool(ended.message)}", sys.stdout)
@@ -220,4 +237,4 @@ def _command(options: argparse.Namespace) -> str:
         value = getattr(options, name)
         if value != default:
             words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    return shlex.join([*words, *_arithmetic(options).words])

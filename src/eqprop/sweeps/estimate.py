@@ -22,6 +22,8 @@ from eqprop.splits import Split
 REPEATS, FEW = 3, 5  # number of timings, and of minibatches in the first
 SECONDS = 0.5  # intended duration of one timing
 TESTED = 200  # number of test samples per timing
+SLOW = 10.0  # seconds of a minibatch that is not timed as a whole
+SAMPLES = 2  # of the minibatches that tell how slow it is
 
 
 @dataclass(frozen=True)
@@ -39,32 +41,65 @@ class Estimate:
     minibatches: int
 
 
-def estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
+def estimate(
+    recipe: Recipe,
+    data: Dataset,
+    device: str,
+    threads: int | None,
+    precision: torch.dtype | None = None,
+) -> Estimate:
     """Train a few minibatches and test a few samples of a recipe; extrapolate to the whole run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotSettled)
-        return _estimate(recipe, data, device, threads)
+        return _estimate(recipe, data, device, threads, precision)
 
 
-def _estimate(recipe: Recipe, data: Dataset, device: str, threads: int | None) -> Estimate:
-    with Peak() as peak:  # slows the code down, so time nothing here
-        training = Training(recipe, data, device=device, threads=threads)
-        _timed(training, FEW)
-    each = _timed(training, FEW) / FEW
-    many = max(FEW, min(training.engine.chunk, int(SECONDS / each)))
-    learning = statistics.median(_timed(training, many) for _ in range(REPEATS)) / many
-    test = training.data.test.head(min(TESTED, len(training.data.test)))
-    testing = statistics.median(_tested(training, test) for _ in range(REPEATS)) / len(test)
-    minibatches = math.ceil(len(training.data.train) / recipe.batch)
-    seconds = recipe.epochs * (minibatches * learning + len(training.data.test) * testing)
+def _estimate(
+    recipe: Recipe,
+    data: Dataset,
+    device: str,
+    threads: int | None,
+    precision: torch.dtype | None,
+) -> Estimate:
+    def tried(samples: int) -> tuple[Training, int]:
+        """Return a training after one minibatch, and the peak memory of its tensors."""
+        with Peak() as peak:  # slows the code down, so time nothing here
+            training = Training(recipe, data, device=device, threads=threads, precision=precision)
+            _timed(training, 1, samples)
+        return training, peak.bytes
+
+    training, few = tried(SAMPLES)
+    train, test = training.data.train, training.data.test
+    batch = min(recipe.batch, len(train))
+    learning, minibatches = _timed(training, 1, SAMPLES) / SAMPLES * batch, 1
+    if learning > SLOW:  # time and memory grow with the samples
+        _, more = tried(2 * SAMPLES)
+        peak = few + (more - few) * (batch - SAMPLES) // SAMPLES
+        tested, repeats = SAMPLES, 1
+    else:
+        training, peak = tried(batch)
+        learning, minibatches = _learning(training, batch)
+        tested, repeats = TESTED, REPEATS
+    some = test.head(min(tested, len(test)))
+    testing = statistics.median(_tested(training, some) for _ in range(repeats)) / len(some)
+    per_epoch = math.ceil(len(train) / recipe.batch) * learning
+    seconds = recipe.epochs * (per_epoch + len(test) * testing)
     images = sum(split.images.nbytes + split.labels.nbytes for split in (data.train, data.test))
-    return Estimate(seconds, peak.bytes + images, REPEATS * many)
+    return Estimate(seconds, peak + images, minibatches)
 
 
-def _timed(training: Training, minibatches: int) -> float:
+def _learning(training: Training, batch: int) -> tuple[float, int]:
+    """Return the seconds of a minibatch, and the number of minibatches timed."""
+    each = _timed(training, FEW, batch) / FEW
+    many = max(FEW, min(training.engine.chunk, int(SECONDS / each)))
+    times = [_timed(training, many, batch) for _ in range(REPEATS)]
+    return statistics.median(times) / many, REPEATS * many
+
+
+def _timed(training: Training, minibatches: int, batch: int) -> float:
     """Return the seconds that several minibatches of random samples take."""
     networks, n = len(training.members), len(training.data.train)
-    shape = (minibatches, networks, min(training.recipe.batch, n))
+    shape = (minibatches, networks, min(batch, n))
     index = torch.randint(n, shape, generator=generator(training.recipe.seed, "estimate"))
     index = index.to(training.device)
     nudging = training.engine.rule.nudging

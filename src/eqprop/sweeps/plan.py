@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from eqprop import data as datasets
 from eqprop import memory
 from eqprop.dynamics import NonFinite
+from eqprop.runs.arithmetic import Arithmetic
 from eqprop.runs.machine import describe
 from eqprop.runs.progress import clock, printable
 from eqprop.sweeps.board import table as aligned
@@ -15,7 +18,14 @@ from eqprop.sweeps.estimate import Estimate, estimate
 from eqprop.sweeps.tasks import FIELDS, Task
 
 
-def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str | None) -> None:
+def show(
+    tasks: Sequence[Task],
+    jobs: int,
+    device: str,
+    threads: int,
+    data: str | None,
+    arithmetic: Arithmetic,
+) -> None:
     """Print tasks, networks, parameters, and time and memory estimated on this machine.
 
     Args:
@@ -23,9 +33,10 @@ def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str 
         jobs: number of tasks at a time.
         device, threads: device and number of threads per task.
         data: the folder of the data files. None: find it by the name of the data set.
+        arithmetic: precision of the products.
     """
-    before = memory.held()
-    estimates = list(_estimates(tasks, device, threads, data))
+    before, precision = memory.held(), arithmetic.set_up()
+    estimates = list(_estimates(tasks, device, threads, data, precision))
     rows = [("task", "networks", "parameters", "time", "memory", "")]
     for task, found in zip(tasks, estimates, strict=True):
         size = task.recipe.network.size
@@ -58,26 +69,31 @@ def show(tasks: Sequence[Task], jobs: int, device: str, threads: int, data: str 
 
 
 def _estimates(
-    tasks: Sequence[Task], device: str, threads: int, data: str | None
+    tasks: Sequence[Task],
+    device: str,
+    threads: int,
+    data: str | None,
+    precision: torch.dtype | None,
 ) -> Iterator[Estimate | None]:
     """Yield one estimate per task, None if the task becomes non-finite.
 
-    Tasks that differ only in β, angle, learning rates and seed share one estimate.
+    Tasks that differ only in β, angle, learning rates, seed and name share one estimate.
     """
-    measured: dict[Any, Estimate | None] = {}
+    measured: dict[Any, Estimate] = {}
     loaded: dict[str, datasets.Dataset] = {}
     for task in tasks:
         values = task.recipe.values()
-        alike = {p: v for p, v in values.items() if p not in FIELDS}
+        alike = {p: v for p, v in values.items() if p not in (*FIELDS, "name", "description")}
         key = (task.networks, repr(alike))
         if key not in measured:
             name = task.recipe.data.name
             if name not in loaded:
                 loaded[name] = datasets.load(name, data)
             try:
-                measured[key] = estimate(task.recipe, loaded[name], device, threads)
-            except NonFinite:
-                measured[key] = None
+                measured[key] = estimate(task.recipe, loaded[name], device, threads, precision)
+            except NonFinite:  # with other rates it may not
+                yield None
+                continue
         yield measured[key]
 
 

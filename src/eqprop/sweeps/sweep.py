@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from eqprop.runs.arithmetic import Arithmetic
 from eqprop.runs.files import write_whole
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.lock import held
@@ -72,10 +73,17 @@ class SweepFolder:
     def of(self, task: Task) -> RunFolder:
         return RunFolder(self.tasks / task.name)
 
-    def job(self, task: Task, device: str, threads: int | None, data: str | None) -> Job:
+    def job(
+        self,
+        task: Task,
+        device: str,
+        threads: int | None,
+        data: str | None,
+        arithmetic: Arithmetic,
+    ) -> Job:
         data = None if data is None else str(Path(data).absolute())
         folder = str(self.of(task).path.absolute())
-        return Job(task.recipe.to_toml(), folder, device, threads, data)
+        return Job(task.recipe.to_toml(), folder, device, threads, data, arithmetic)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise if the folder holds something else. Change nothing."""

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from eqprop.exits import INTERRUPTED, OK, USER_ERROR
 from eqprop.memory import NotEnoughMemory
 from eqprop.runs import Interrupted, Recipe, UserError, train
 from eqprop.runs import recipe as recipes
+from eqprop.runs.arithmetic import Arithmetic
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.lock import InUse
 
@@ -55,6 +56,7 @@ class Job:
         device: "cpu" or "cuda". Default "cpu".
         threads: number of threads of the engine. Default None: one per core.
         data: the folder of the data files. Default None: find it by the name of the data set.
+        arithmetic: precision of its products. Default: as `eqprop train` without options.
     """
 
     recipe: str
@@ -62,6 +64,7 @@ class Job:
     device: str = "cpu"
     threads: int | None = None
     data: str | None = None
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 
 def run(job: Job) -> Ended:
@@ -104,7 +107,15 @@ def _train(job: Job) -> None:
     here = known if known and os.path.isdir(known) else None  # may be on another machine
     place = job.data or here
     data = datasets.load(recipe.data.name, place)
-    train(recipe, data, folder.path, device=job.device, resume=resume, threads=job.threads)
+    train(
+        recipe,
+        data,
+        folder.path,
+        device=job.device,
+        resume=resume,
+        threads=job.threads,
+        precision=job.arithmetic.set_up(),
+    )
 
 
 def main() -> int:

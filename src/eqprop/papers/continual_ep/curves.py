@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-
-from eqprop.measured import Measured
 from eqprop.papers.continual_ep import training
 from eqprop.papers.continual_ep.comparison import compare, described
 from eqprop.papers.continual_ep.published import FULL_TABLE, Result
@@ -52,18 +49,14 @@ class TrainingCurves(Trained):
 
 
 def _panel(outcome: Outcome, paper: Result) -> Panel:
-    test, train = (outcome.curves(f"{key}_error", paper.angle) for key in ("test", "train"))
+    test, train = (
+        outcome.curves(f"{key}_error", paper.angle).tolist() for key in ("test", "train")
+    )
     last = float(paper.epochs or outcome.recipe.epochs)
     end = Line.measured("paper, test", [last], [paper.test], "points", 7)
-    lines = _band("test", test, 0), _band("train", train, 1)
+    lines = Line.over_epochs("test", test), Line.over_epochs("train", train, color=1)
     title = paper.name + (", quick" if outcome.quick else "")
     return Panel(title, "epoch", "error (%)", lines if outcome.quick else (*lines, end), y_log=True)
-
-
-def _band(label: str, curves: Tensor, color: int) -> Line:
-    """Return mean and standard deviation of curves [epochs, networks] as a line with a band."""
-    epochs = (float(epoch + 1) for epoch in range(len(curves)))
-    return Line.measured(label, epochs, [Measured.of(e) for e in curves.tolist()], color=color)
 
 
 ITEMS = (

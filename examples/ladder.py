@@ -1,0 +1,125 @@
+"""Print the table of docs/ladder.md and draw its figure: rules and settings on CIFAR-10.
+
+It reads all run folders below a folder: results/ladder, or that of your own sweep. A rung that is
+not complete has a dash for its errors. The figure is ladder.svg in this folder, or with
+--update-docs that of the page.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sweep_page import SweepPage, once
+
+from eqprop.measured import Measured
+from eqprop.report import markdown, svg
+from eqprop.report.blocks import Chart, Line, Panel
+from eqprop.runs.figures import series
+from eqprop.runs.recipe import Recipe
+from eqprop.sweeps.table import Table
+
+PAGE = SweepPage("ladder")
+RULES = {"ep": "EP", "continual-ep": "C-EP", "vf": "VF"}
+LOSSES = {"output-layer": "squared error", "cross-entropy": "cross-entropy"}
+SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "weights", "η")
+RESULTS = ("test error, %", "train error, %", "epochs", "s per epoch")
+RANGE = (8.0, 100.0)  # of the errors in every panel
+# {title of a panel: rungs with solid lines, and rungs with dashed ones}
+COMPARISONS = {
+    "Nudging, squared error": (("centred", "random-sign", "one-sided"), ()),
+    "Nudging, cross-entropy": (
+        ("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
+        (),
+    ),
+    "EP and C-EP as η shrinks": (
+        ("ep-eta-0.3", "ep-gain-0.25", "ep-gain-0.0625"),
+        ("c-ep-eta-0.3", "c-ep-gain-0.25", "c-ep-gain-0.0625"),
+    ),
+    "Symmetric and asymmetric weights": (
+        ("centred", "vf-tied", "vf-untied", "vf-kolen-pollack"),
+        (),
+    ),
+    "Order of the layers": (("centred", "at-once"), ()),
+}
+
+
+def settings(recipe: Recipe) -> tuple[str, ...]:
+    """Return the cells that say what a rung is."""
+    network, update = recipe.network, recipe.update
+    assert recipe.nudging is not None
+    weights = "tied" if network.tied else f"untied, {network.angle:g}°"
+    rates = update.settings[0]
+    eta = f"{rates[0]:g}" if len(set(rates)) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    return (
+        recipe.name,
+        RULES[recipe.rule.name],
+        recipe.nudging.kind,
+        LOSSES[network.readout],
+        "in turn" if recipe.rule.in_turn else "at once",
+        weights + ", shared update" * network.shared_update,
+        eta + f", momentum {update.momentum:g}" * bool(update.momentum),
+    )
+
+
+def results(recipe: Recipe, runs: Table) -> tuple[str, ...]:
+    """Return the cells that say what a rung came to."""
+    networks = once([row for row in runs.rows if row["recipe"] == recipe.name])
+    if not networks:
+        return ("–",) * len(RESULTS)
+    epochs = min(row["epochs"] for row in networks)
+    seconds = Measured.of(row["seconds"] / row["epochs"] for row in networks if row["seconds"])
+    time = f"{seconds.mean:.1f}" if seconds.n else "–"
+    if len(networks) < recipe.seeds or not all(row["complete"] for row in networks):
+        return "–", "–", str(epochs), time
+    if any(row["non_finite"] for row in networks):
+        return "non-finite", "non-finite", str(epochs), time
+    errors = (
+        str(Measured.of(row[f"final_{split}_error"] for row in networks))
+        for split in ("test", "train")
+    )
+    return *errors, str(epochs), time
+
+
+def table(runs: Table) -> str:
+    """Return one row per rung, in Markdown."""
+    rows = [
+        (str(task), *settings(recipe), *results(recipe, runs))
+        for task, recipe in enumerate(PAGE.recipes.values(), start=1)
+    ]
+    return markdown.table((*SETTINGS, *RESULTS), rows)
+
+
+def lines(runs: Table, solid: tuple[str, ...], dashed: tuple[str, ...]) -> Iterator[Line]:
+    """Yield the test error over the epochs of each of these rungs that has begun."""
+    metrics = {folder.recipe().name: folder.metrics() for folder in runs.folders}
+    for names, style in ((solid, "solid"), (dashed, "dashed")):
+        for color, name in enumerate(names):
+            if name in metrics:
+                errors = series(metrics[name], "test_error").tolist()
+                yield Line.over_epochs(name, errors, style, color)
+
+
+def chart(runs: Table) -> Chart | None:
+    """Return one panel per comparison; None if no rung has begun."""
+    panels = tuple(
+        Panel(title, "epoch", "test error (%)", tuple(lines(runs, *names)), False, True, RANGE)
+        for title, names in COMPARISONS.items()
+    )
+    caption = "Test error on CIFAR-10 over the epochs, one network per line"
+    return Chart("ladder", caption, panels) if any(panel.lines for panel in panels) else None
+
+
+def main() -> None:
+    options = PAGE.options()
+    runs = PAGE.runs(options.folder)
+    text, drawn = table(runs), chart(runs)
+    print(text, end="")
+    if drawn is not None:
+        folder = PAGE.root / "docs" / "figures" if options.update_docs else Path()
+        (folder / f"{drawn.name}.svg").write_text(svg.figure(drawn), "utf-8")
+        text += f"\n{markdown.block(drawn, 'figures')}"
+    if options.update_docs:
+        PAGE.update(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""Oracle: the reference engine, and the metrics of runs. The rungs of docs/ladder.md, its table."""
+
+import copy
+import itertools
+import json
+import random
+import re
+import runpy
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eqprop.data import DataError, load
+from eqprop.engines import ConvolutionalEngine, Engine
+from eqprop.runs import Recipe
+from eqprop.runs import recipe as recipes
+from eqprop.runs.training import fitting, recipe_engine
+from eqprop.sweeps.file import read
+from eqprop.sweeps.table import Table
+from eqprop.sweeps.tasks import pack
+from tests.documents import DOCUMENTS, ROOT
+from tests.faults import write_idx
+
+FILE = ROOT / "examples" / "ladder.toml"
+RUNGS = {recipe.name: recipe for recipe in read(FILE)}
+SOFTMAX = {"network.readout", "network.output_activation"}
+PLAIN = {
+    *("update.learning_rates", "update.momentum", "update.weight_decay", "update.schedule"),
+    *("nudging.kind", "epochs"),  # epochs changes the numbers only with a schedule
+}
+UNTIED = {"rule.name", "network.tied", "network.angle"}
+ORDER = {"rule.in_turn", "rule.nudged_in_turn", "rule.free_steps", "rule.nudged_steps"}
+DIFFER = {
+    "centred": set(),
+    "random-sign": {"nudging.kind"},
+    "one-sided": {"nudging.kind"},
+    "centred-softmax": SOFTMAX,
+    "random-sign-softmax": {*SOFTMAX, "nudging.kind"},
+    "one-sided-softmax": {*SOFTMAX, "nudging.kind"},
+    **{f"ep-{eta}": PLAIN for eta in ("eta-0.3", "gain-0.25", "gain-0.0625")},
+    "vf-tied": {"rule.name"},
+    "vf-untied": UNTIED,
+    "vf-kolen-pollack": {*UNTIED, "network.shared_update"},
+    "at-once": ORDER,
+}
+# The largest difference of any parameter from the reference after two minibatches in float64. The
+# feedback of C-EP multiplies every rounding, the more so with η = 0.3.
+TOLERANCE = dict.fromkeys(RUNGS, 1e-11) | {"c-ep-eta-0.3": 1e-8}
+SMALL = """epochs = 2
+batch = 10
+network.layers = [
+    {conv = 2, kernel = 3, padding = 1, pool = 2},
+    {conv = 3, kernel = 3, padding = 1, pool = 2},
+    {conv = 2, kernel = 3, padding = 1, pool = 2},
+    {conv = 3, kernel = 3, padding = 1, pool = 2},
+    10,
+]
+rule.free_steps = 8
+rule.nudged_steps = 4
+data.name = "pictures"
+"""
+
+
+def test_each_rung_differs_from_the_base_by_what_it_names() -> None:
+    base = recipes.load("cifar10-conv", {"epochs": 30, "seeds": 1})
+    for name, rung in RUNGS.items():
+        assert (rung.epochs, rung.seeds) == (30, 1)
+        if name in DIFFER:
+            assert set(rung.differences(base)) == DIFFER[name]
+        else:  # C-EP differs from its partner in the rule alone
+            assert rung.differences(RUNGS[name.removeprefix("c-")]) == ["rule.name"]
+            assert rung.rule.name == "continual-ep"
+    assert len(RUNGS) == len(DIFFER) + 3
+    tasks = pack(list(RUNGS.values()))
+    assert [task.name for task in tasks] == [f"{i:02}-{n}" for i, n in enumerate(RUNGS, start=1)]
+
+
+def test_the_rates_of_plain_descent_are_those_of_momentum_and_shrink_by_four() -> None:
+    base = RUNGS["centred"].update
+    plain, quarter, sixteenth = (
+        RUNGS[f"ep-{eta}"].update.learning_rates for eta in ("eta-0.3", "gain-0.25", "gain-0.0625")
+    )
+    assert plain == pytest.approx([rate / (1 - base.momentum) for rate in base.learning_rates])
+    assert quarter == pytest.approx([4 * rate for rate in sixteenth])
+
+
+def test_as_many_sweeps_at_once_as_in_turn() -> None:
+    in_turn, at_once = RUNGS["centred"].rule, RUNGS["at-once"].rule
+    small = RUNGS["centred"].network.smallest.build(RUNGS["centred"].members())
+    assert len(small.split()) == 2  # steps of a sweep in turn
+    assert in_turn.free_steps == 2 * at_once.free_steps
+    assert in_turn.nudged_steps == 2 * at_once.nudged_steps
+
+
+def shrunk(rung: Recipe) -> Recipe:
+    """The same rung with few channels and a tenth of its steps."""
+    channels = iter((4, 3, 5, 4))
+    layers = [
+        it if isinstance(it, int) else {**it, "conv": next(channels)}
+        for it in rung.values()["network.layers"]
+    ]
+    steps = {name: getattr(rung.rule, name) // 10 for name in ("free_steps", "nudged_steps")}
+    return recipes.changed(rung, {"layers": layers, **steps})
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_each_rung_runs_on_the_convolutional_engine(name: str) -> None:
+    """With the numbers of the reference, in float64, for two minibatches of random images.
+
+    Biases start at 0: with others, all positions of a layer are equal after one step at once, so
+    its windows are ties in the next, which rounding decides.
+    """
+    rung, close = shrunk(RUNGS[name]), {"rtol": 0, "atol": TOLERANCE[name]}
+    members = list(rung.members())
+    net = rung.network.build(members, torch.float64)
+    start = copy.deepcopy(net.state_dict())
+    slow = recipe_engine(rung, members, copy.deepcopy(net), "reference")
+    fast = recipe_engine(rung, members, net)
+    assert type(fast) is ConvolutionalEngine
+    source = torch.Generator().manual_seed(0)
+    for sign in (1.0, -1.0):
+        for engine in (fast, slow):
+            for synapse in engine.model.synapses:
+                synapse.bias.zero_()
+        x = torch.randn(1, 6, 3, 32, 32, generator=source, dtype=torch.float64)
+        y = torch.randint(10, (1, 6), generator=source)
+        ours, theirs = (engine.step(x, y, torch.tensor([sign])) for engine in (fast, slow))
+        torch.testing.assert_close(ours, theirs, **close)
+        torch.testing.assert_close(fast.model.state_dict(), slow.model.state_dict(), **close)
+    for parameter, value in net.state_dict().items():
+        assert not torch.equal(value, start[parameter])  # it learns
+
+
+# The table, from runs of the same sweep with few channels on a few random pictures
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small ladder and its pictures; scripts import what lies beside them."""
+    chance = random.Random(0)
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for stem, n in (("train", 20), ("t10k", 10)):
+        content = chance.randbytes(n * 3072)
+        write_idx(pictures / f"{stem}-images-idx3-ubyte", (n, 48, 64), content)
+        labels = bytes(chance.choices(range(10), range(10), k=n))  # errors differ by the answer
+        write_idx(pictures / f"{stem}-labels-idx1-ubyte", (n,), labels)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "docs" / "figures").mkdir(parents=True)
+    whole = FILE.read_text("utf-8")
+    small = whole.replace("epochs = 30\n", SMALL).replace("free_steps = 60, nudged_steps = 20", "")
+    assert small != whole
+    (tmp_path / "examples" / "ladder.toml").write_text(
+        small.replace("nudged_in_turn = false, }", "nudged_in_turn = false}"), "utf-8"
+    )
+    monkeypatch.setenv("EQPROP_DATA", str(pictures))
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def example(place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The script, about the small ladder."""
+    found = runpy.run_path(str(ROOT / "examples" / "ladder.py"))
+    monkeypatch.setitem(found["main"].__globals__, "PAGE", replace(found["PAGE"], root=place))
+    return found
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The table of a text: {rung: the cells of its results}."""
+    lines = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    return {cells[1].strip(): [cell.strip() for cell in cells[-4:]] for cells in lines[2:]}
+
+
+def trained(cli: Any, *rungs: str) -> None:
+    for name in rungs:
+        task = [*RUNGS].index(name) + 1
+        words = ("sweep", "examples/ladder.toml", "--task", task, "--precision", "bfloat16")
+        done = cli(*words, "--out", "results/ladder")
+        assert done.code == 0, done
+
+
+def test_every_rung_is_estimated(place: Path, cli: Any) -> None:
+    done = cli("sweep", "examples/ladder.toml", "--dry-run", "--precision", "bfloat16")
+    assert done.code == 0, done
+    assert [line.split()[0][3:] for line in done.out.splitlines()[1:17]] == [*RUNGS]
+    assert "16 task(s), 16 networks" in done.out
+
+
+def test_rungs_have_the_numbers_of_their_metrics_and_the_others_dashes(
+    example: dict[str, Any], place: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    page = place / "docs" / "ladder.md"
+    start, end = "<!-- python examples/ladder.py -->\n", "<!-- end -->"
+    page.write_text(f"before\n{start}| old |\n{end}\nafter\n", "utf-8")
+    trained(cli, "centred", "ep-gain-0.25", "c-ep-gain-0.25", "at-once")
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "--update-docs"])
+    capsys.readouterr()
+    example["main"]()
+    text = capsys.readouterr().out
+    found = rows(text)
+    assert [*found] == [*RUNGS]
+    done = [name for name, cells in found.items() if cells != ["–"] * 4]
+    assert done == ["centred", "ep-gain-0.25", "c-ep-gain-0.25", "at-once"]
+    for name in done:
+        (folder,) = (place / "results" / "ladder" / "tasks").glob(f"[0-9][0-9]-{name}")
+        epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        seconds = json.loads((folder / "run.json").read_text())["sessions"][-1]["wall_seconds"]
+        assert found[name] == [
+            f"{epochs[-1]['test_error'][0]:.2f}",
+            f"{epochs[-1]['train_error'][0]:.2f}",
+            "2",
+            f"{seconds / 2:.1f}",
+        ]
+        assert found[name][0] != found[name][1]
+    drawn = (place / "docs" / "figures" / "ladder.svg").read_text("utf-8")
+    assert [drawn.count(f">{name}<") for name in ("centred", "c-ep-gain-0.25", "vf-tied")] == [
+        3,
+        1,
+        0,
+    ]
+    written = page.read_text("utf-8")
+    assert written.startswith(f"before\n{start}\n{text}\n![Test error on CIFAR-10")
+    assert "](figures/ladder.svg)\n" in written
+    assert written.endswith(f"*\n\n{end}\nafter\n")
+
+
+def row(name: str, **more: Any) -> dict[str, Any]:
+    columns = {"final_test_error": 20.0, "final_train_error": 10.0, "epochs": 30, "seconds": 60.0}
+    known = {"recipe": name, "seed": 0, "folder": "a", "complete": True, "non_finite": False}
+    return known | columns | more
+
+
+@pytest.mark.parametrize(
+    ("more", "cells"),
+    [
+        ({}, ("20.00", "10.00", "30", "2.0")),
+        ({"complete": False, "epochs": 12}, ("–", "–", "12", "5.0")),
+        ({"non_finite": True, "epochs": 1}, ("non-finite", "non-finite", "1", "60.0")),
+        ({"seconds": None}, ("20.00", "10.00", "30", "–")),
+    ],
+)
+def test_a_rung_that_stopped_or_failed_says_so(
+    example: dict[str, Any], more: dict[str, Any], cells: tuple[str, ...]
+) -> None:
+    runs = Table([row("vf-tied"), row("centred", **more)], Path())
+    assert example["results"](RUNGS["centred"], runs) == cells
+
+
+def test_a_rung_is_not_counted_twice(example: dict[str, Any]) -> None:
+    runs = Table([row("centred"), row("centred", folder="b")], Path())
+    with pytest.raises(SystemExit, match="a and b hold the same networks: move one"):
+        example["results"](RUNGS["centred"], runs)
+
+
+def test_a_run_with_other_settings_is_refused(
+    example: dict[str, Any], place: Path, cli: Any
+) -> None:
+    trained(cli, "centred")
+    file = place / "examples" / "ladder.toml"
+    file.write_text(file.read_text().replace("batch = 10", "batch = 20"))
+    page = replace(example["PAGE"], root=place)
+    with pytest.raises(SystemExit, match=r"its batch differ from examples/ladder.toml: move it"):
+        page.runs(place / "results" / "ladder")
+
+
+def test_every_rung_is_in_a_panel_of_the_figure(example: dict[str, Any]) -> None:
+    shown = {name for names in example["COMPARISONS"].values() for name in (*names[0], *names[1])}
+    assert shown == set(RUNGS)
+
+
+def test_the_page_has_what_the_script_prints(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ladder.py"])
+    runpy.run_path(str(ROOT / "examples" / "ladder.py"), run_name="__main__")
+    page = DOCUMENTS["docs/ladder.md"].read_text("utf-8")
+    marked = page.partition("<!-- python examples/ladder.py -->")[2].partition("<!-- end -->")[0]
+    assert marked.startswith(f"\n\n{capsys.readouterr().out}\n")
+
+
+# Why these rates: C-EP's feedback through the weights, on the whole network at its start
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """The first eight images as the ladder reads them, and their targets."""
+    try:
+        data = fitting(load("cifar-10"), RUNGS["centred"])
+    except DataError as error:
+        pytest.skip(str(error))
+    return data.train.batch(torch.arange(8)[None], torch.float64)
+
+
+def engine_of(name: str, **more: Any) -> Engine:
+    rung = recipes.changed(RUNGS[name], more)
+    members = list(rung.members())
+    return recipe_engine(rung, members, rung.network.build(members, torch.float64))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # float16 is slow on a CPU
+def test_float16_turns_the_first_updates_of_the_first_layers_into_noise(
+    images: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """As far as the page says; other processors round otherwise."""
+    x, y = (it[:, :4].float() for it in images)
+    rung, moved = RUNGS["centred"], []
+    for precision in (None, torch.float16):
+        members = list(rung.members())
+        net = rung.network.build(members)
+        start = copy.deepcopy(net.state_dict())
+        recipe_engine(rung, members, net, precision=precision).step(x, y)
+        moved.append([now - start[k] for k, now in net.state_dict().items() if "weight" in k])
+    cosines = [
+        float(torch.cosine_similarity(a.flatten(), b.flatten(), 0))
+        for a, b in zip(*moved, strict=True)
+    ]
+    words = " ".join(DOCUMENTS["docs/ladder.md"].read_text("utf-8").split())
+    said = re.search(r"in float32 is ([\d., and]+) from the first to the last layer", words)
+    assert cosines == pytest.approx([float(it) for it in re.findall(r"\d\.\d+", said[1])], abs=0.15)
+
+
+def told(start: str) -> dict[str, list[str]]:
+    """The first table of the page after some text: {first cell of a row: the others}."""
+    lines = DOCUMENTS["docs/ladder.md"].read_text("utf-8").partition(start)[2].splitlines()
+    table = itertools.takewhile(
+        lambda line: line.startswith("|"),
+        itertools.dropwhile(lambda line: not line.startswith("|"), lines),
+    )
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    return {row[0]: row[1:] for row in cells[2:]}
+
+
+@pytest.mark.slow
+def test_the_gains_of_the_page_are_those_of_the_first_images(
+    images: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """λ: largest eigenvalue of the second moments of what a position reads, times positions."""
+    x, _ = images
+    engine = engine_of("ep-gain-0.25")
+    state = engine.relax(x, RUNGS["centred"].rule.free_steps).state
+    found = []
+    for pre, post in itertools.pairwise((x, *state)):
+        if post.ndim == 5:
+            read_by = torch.nn.functional.unfold(pre[0], 3, padding=1).mT.flatten(0, 1)
+        else:
+            read_by = pre[0].flatten(1)
+        read_by = torch.nn.functional.pad(read_by, (0, 1), value=1.0)  # the bias
+        positions = post[0, 0, 0].numel() if post.ndim == 5 else 1
+        moments = read_by.T @ read_by / len(read_by)
+        found.append(positions * float(torch.lobpcg(moments, niter=200)[0]))
+    beta = RUNGS["centred"].nudging.beta
+    rates = RUNGS["ep-gain-0.25"].update.learning_rates
+    assert [cells[0] for cells in told("largest eigenvalue").values()] == [
+        f"{it:.3g}" for it in found
+    ]
+    for rate, eigenvalue in zip(rates, found, strict=True):
+        assert rate / beta * eigenvalue == pytest.approx(0.25, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gain", ["1", "1/4", "1/16", "1/64"])
+def test_c_ep_leaves_ep_as_far_as_the_page_says(
+    gain: str, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    x, y = images
+    share = 4 * float(Fraction(gain))
+    rates = [share * rate for rate in RUNGS["ep-gain-0.25"].update.learning_rates]
+    moved = {}
+    for name in ("ep-gain-0.25", "c-ep-gain-0.25"):
+        engine = engine_of(name, learning_rates=rates)
+        start = copy.deepcopy(engine.model.state_dict())
+        engine.step(x, y, torch.ones(1))
+        now = engine.model.state_dict().values()
+        pairs = zip(now, start.values(), [rate for rate in rates for _ in range(2)], strict=True)
+        moved[name] = torch.cat([((a - b) / rate).flatten() for a, b, rate in pairs])
+    exact = moved["ep-gain-0.25"]
+    distance = float((moved["c-ep-gain-0.25"] - exact).norm() / exact.norm())
+    (cell,) = told("distance between")[gain]
+    if cell == "diverges":
+        assert distance > 1e6
+    else:
+        assert distance == pytest.approx(float(cell), rel=0.02)
