@@ -1005,6 +1005,8 @@ def ray_settings(data: Path) -> Iterator[Path]:
         patch.setenv("RAY_worker_niceness", "0")  # its default yields to the other tests
         for name, value in cluster.SETTINGS.items():
             patch.setenv(name, value)
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # a user has none
+            patch.delenv(name, raising=False)
         yield folder
         until(lambda: not ray_processes(folder), 30)
 

@@ -65,8 +65,9 @@ class Cluster:
             os.environ.setdefault(name, value)
         where: dict[str, Any]
         if self.address is None:
-            # Ray's store listens on every address of the machine. The token keeps others out.
-            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+            # Ray's store listens on every address of the machine. The token keeps others out: Ray
+            # asks for one where it starts a cluster, unless RAY_AUTH_MODE says otherwise.
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             where = {"include_dashboard": False, "_node_ip_address": LOOPBACK}
         else:
             code = {"py_modules": [str(Path(eqprop.__file__).parent)]}
