@@ -21,6 +21,7 @@ from eqprop.cli import main
 from eqprop.data import Dataset, load
 from eqprop.data.sources import cache_folder
 from eqprop.papers.continual_ep import training
+from tests.commands import Command
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -136,8 +137,22 @@ def cli(mnist: Dataset) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
+def fork(mnist: Dataset) -> Iterator[Callable[..., Command]]:
+    """The command line in a process of its own, its output in pipes, gone when the test is."""
+    started: list[Command] = []
+
+    def start(*words: Any, **fields: Any) -> Command:
+        started.append(Command(command_words(words, fields)))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
 def spawn(mnist: Dataset) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """The command line in a process of its own, its output in pipes, gone when the test is.
+    """As `fork`, in an interpreter of its own, as a user starts it.
 
     `blocks` is the size of the largest file that it may write, in the unit of `ulimit -f`.
     """

@@ -31,7 +31,7 @@ from typing import Any
 
 import matplotlib.pyplot  # noqa: F401 (once, not in each process)
 import torch
-import torch.utils.tensorboard  # noqa: F401
+import torch.utils.tensorboard
 
 import eqprop
 from eqprop import cli

@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from eqprop.runs import training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import SHORT
+from tests.commands import Command
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +39,7 @@ RECIPE = {
     "test_samples": 100,
     "seeds": 2,
 }
+ONE_SAMPLE = 101 / RECIPE["train_samples"]  # in percent, rounded up
 NAME, EPOCHS, MINIBATCHES = "c-ep-1h", 3, 12
 EXPLODES = 5  # the minibatch of the second epoch in which `Exploding` loses a member
 TRAIN = ("train", NAME, "--engine", "reference")
@@ -268,7 +269,7 @@ def test_stop_in_the_last_minibatch_of_all_still_saves(
 # Real signals to real processes
 
 
-def wait_for(process: "subprocess.Popen[str]", text: str) -> str:
+def wait_for(process: Command, text: str) -> str:
     """Read what a process prints up to a line that holds the text."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -300,10 +301,10 @@ def long_straight(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(
-    spawn: Cli, cli: Cli, long_straight: Path, tmp_path: Path
+    fork: Cli, cli: Cli, long_straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = spawn(*LONG_WORDS, "--out", out, **LONG)
+    process = fork(*LONG_WORDS, "--out", out, **LONG)
     wait_for_epoch_two(out)
     process.send_signal(signal.SIGINT)
     printed, complained = process.communicate(timeout=60)
@@ -322,13 +323,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
 
 
 def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
-    spawn: Cli, cli: Cli, tmp_path: Path
+    fork: Cli, cli: Cli, tmp_path: Path
 ) -> None:
     """One minibatch an epoch, which takes about a second: the second signal comes within it."""
     out = tmp_path / "run"
     slow = RECIPE | {"free_steps": 4000, "train_samples": 20, "test_samples": 20, "seeds": 1}
     words = (*TRAIN, "--epochs", 2, "--out", out)
-    process = spawn(*words, **slow)
+    process = fork(*words, **slow)
     wait_for(process, "epoch 1/2")
     before = contents(out / "checkpoints")
     process.send_signal(signal.SIGINT)
@@ -345,10 +346,10 @@ def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
 
 
 def test_killed_run_goes_on_to_the_same_bytes(
-    spawn: Cli, cli: Cli, long_straight: Path, tmp_path: Path
+    fork: Cli, cli: Cli, long_straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = spawn(*LONG_WORDS, "--out", out, **LONG)
+    process = fork(*LONG_WORDS, "--out", out, **LONG)
     wait_for_epoch_two(out)
     process.kill()
     process.communicate()
@@ -359,10 +360,10 @@ def test_killed_run_goes_on_to_the_same_bytes(
 
 
 def test_second_process_is_refused_and_the_first_goes_on(
-    spawn: Cli, cli: Cli, tmp_path: Path
+    fork: Cli, cli: Cli, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = spawn(*TRAIN, "--epochs", 100_000, "--out", out, **RECIPE)
+    process = fork(*TRAIN, "--epochs", 100_000, "--out", out, **RECIPE)
     wait_for(process, "epoch 1/")
     message = resumed(cli, out, epochs=100_000).error
     assert message == (
@@ -711,7 +712,7 @@ def test_member_that_diverges_is_frozen_and_the_others_do_not_notice(
         assert record["test_error"][:2] == [None, None]
         for i in range(2):
             assert abs(record["test_error"][2 + i] - alone["test_error"][i]) < 1.01
-            assert abs(record["train_error"][2 + i] - alone["train_error"][i]) < 101 / RECIPE["train_samples"]
+            assert abs(record["train_error"][2 + i] - alone["train_error"][i]) < ONE_SAMPLE
             assert abs(record["test_loss"][2 + i] / alone["test_loss"][i] - 1) < 1e-5
 
 
@@ -796,7 +797,7 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     for record, expected in zip(records[1:], alone[1:], strict=True):
         assert record["test_error"][seed] is None
         assert abs(record["test_loss"][other] / expected["test_loss"][other] - 1) < 1e-5
-        assert abs(record["train_error"][other] - expected["train_error"][other]) < 101 / RECIPE["train_samples"]
+        assert abs(record["train_error"][other] - expected["train_error"][other]) < ONE_SAMPLE
     frozen, living = summary_of(out)["members"][seed], summary_of(out)["members"][other]
     assert frozen["best_test_error"] == alone[0]["test_error"][seed]
     assert (frozen["best_epoch"], frozen["final_test_error"]) == (1, None)

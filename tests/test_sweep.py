@@ -38,11 +38,12 @@ from eqprop.sweeps.file import read
 from eqprop.sweeps.table import RESULTS, Table, collect
 from eqprop.sweeps.tasks import pack
 from eqprop.sweeps.worker import Ended, Job, State
+from tests.commands import Command
 from tests.faults import make_workplace
 
 ROOT = Path(__file__).parent.parent
 Cli = Callable[..., Any]
-Sweep = Callable[..., "subprocess.Popen[str]"]
+Sweep = Callable[..., Command]
 GRID = """
 recipe = "digits.toml"
 seeds = 2
@@ -734,7 +735,7 @@ def is_alive(process: int) -> bool:
     return not status.exists() or "State:\tZ" not in status.read_text()
 
 
-def ends(process: "subprocess.Popen[str]", code: int) -> str:
+def ends(process: Command, code: int) -> str:
     """Wait for a sweep to end with this code. Returns what it said."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == code, (out, err)
@@ -754,10 +755,10 @@ def assert_finished(out: Path, undisturbed: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_by_one_that_goes_on(
-    place: Path, undisturbed: Path, spawn: Sweep
+    place: Path, undisturbed: Path, fork: Sweep
 ) -> None:
     out = place / "out"
-    sweep = spawn("sweep", write(place, LONG), "--out", out)
+    sweep = fork("sweep", write(place, LONG), "--out", out)
     until(lambda: in_the_middle(out / "tasks" / SLOW))
     os.kill(holder(out / "tasks" / SLOW), signal.SIGKILL)
     ends(sweep, 0)
@@ -770,10 +771,10 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(
 
 @pytest.mark.slow
 def test_a_task_whose_workers_are_killed_too_often_fails_alone(
-    place: Path, undisturbed: Path, spawn: Sweep
+    place: Path, undisturbed: Path, fork: Sweep
 ) -> None:
     out = place / "out"
-    sweep = spawn("sweep", write(place, LONG), "--out", out, "--retries", 0)
+    sweep = fork("sweep", write(place, LONG), "--out", out, "--retries", 0)
     until(lambda: in_the_middle(out / "tasks" / SLOW))
     os.kill(holder(out / "tasks" / SLOW), signal.SIGKILL)
     said = ends(sweep, 2)
@@ -781,11 +782,11 @@ def test_a_task_whose_workers_are_killed_too_often_fails_alone(
     assert_same_run(out / "tasks" / QUICK, undisturbed / QUICK)
     rows = Table.read(out / "table.parquet").rows
     assert {row["task"]: row["complete"] for row in rows} == {QUICK: True, SLOW: False}
-    ends(spawn("sweep", place / "sweep.toml", "--out", out), 0)
+    ends(fork("sweep", place / "sweep.toml", "--out", out), 0)
     assert_finished(out, undisturbed)
 
 
-def kill_driver(place: Path, sweep: "subprocess.Popen[str]") -> tuple[bytes, int]:
+def kill_driver(place: Path, sweep: Command) -> tuple[bytes, int]:
     """Kill a driver while the long task runs. Returns run.json of the other, and the worker."""
     out = place / "out" / "tasks"
     until(lambda: RunFolder(out / QUICK).finished and in_the_middle(out / SLOW))
@@ -796,18 +797,18 @@ def kill_driver(place: Path, sweep: "subprocess.Popen[str]") -> tuple[bytes, int
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_no_worker_and_is_followed_by_one_that_goes_on(
-    place: Path, undisturbed: Path, spawn: Sweep
+    place: Path, undisturbed: Path, fork: Sweep
 ) -> None:
     words = ("sweep", write(place, LONG), "--out", place / "out")
-    done, process = kill_driver(place, spawn(*words))
-    said = ends(spawn(*words), 0)  # at once: it waits for what the worker still saves
+    done, process = kill_driver(place, fork(*words))
+    said = ends(fork(*words), 0)  # at once: it waits for what the worker still saves
     assert not is_alive(process)
     assert "1 of 2 tasks are done already" in said
     assert (place / "out" / "tasks" / QUICK / "run.json").read_bytes() == done
     assert_finished(place / "out", undisturbed)
 
 
-def interrupted(place: Path, sweep: "subprocess.Popen[str]") -> list[str]:
+def interrupted(place: Path, sweep: Command) -> list[str]:
     """Press Ctrl-C while the long task runs. Returns the command that goes on."""
     quick, slow = (place / "out" / "tasks" / name for name in (QUICK, SLOW))
     until(lambda: RunFolder(quick).finished and in_the_middle(slow))
@@ -827,17 +828,17 @@ def interrupted(place: Path, sweep: "subprocess.Popen[str]") -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, undisturbed: Path, spawn: Sweep) -> None:
-    sweep = spawn("sweep", write(place, LONG), "--out", place / "out")
-    ends(spawn(*interrupted(place, sweep)), 0)
+def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, undisturbed: Path, fork: Sweep) -> None:
+    sweep = fork("sweep", write(place, LONG), "--out", place / "out")
+    ends(fork(*interrupted(place, sweep)), 0)
     assert_finished(place / "out", undisturbed)
     log = (place / "out" / "logs" / f"{SLOW}.txt").read_text()
     assert log.count("epoch 1/20") == 1
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_stops_at_once(place: Path, spawn: Sweep) -> None:
-    sweep = spawn("sweep", write(place, LONG.replace("2000", "200000")), "--out", place / "out")
+def test_a_second_ctrl_c_stops_at_once(place: Path, fork: Sweep) -> None:
+    sweep = fork("sweep", write(place, LONG.replace("2000", "200000")), "--out", place / "out")
     slow = place / "out" / "tasks" / SLOW
     until(lambda: (slow / "recipe.toml").is_file())
     process = holder(slow)
