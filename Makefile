@@ -1,5 +1,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto --dist worksteal
+# Keep bytecode, whatever the environment says: else each of the many processes compiles it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel docs figures explorer clean
 

@@ -6,6 +6,7 @@ draws one of them.
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -108,19 +109,24 @@ def settings() -> Chart:
     T, K = 800, 80
     x, y = sample()
     net = network(time=REAL_TIME, activation="tanh")
-    bptt = eqprop.BPTT(free_steps=T, backward_steps=K)
-    exact = eqprop.total_update(net, bptt, x, y)
+    (exact,) = eqprop.BPTT(free_steps=T, backward_steps=K).gradients(net, x, y)
 
-    def degrees(beta: float, eta: float | None) -> float:
-        rule = eqprop.ContinualEP(beta=beta, free_steps=T, nudged_steps=K)
-        found = eqprop.total_update(net, rule, x, y, learning_rates=eta)
+    def still_angle(beta: float) -> float:
+        (found,) = eqprop.EP(beta=beta, free_steps=T, nudged_steps=K).gradients(net, x, y)
         return float(eqprop.angle(found, exact))
+
+    def moving_angle(beta: float, eta: float) -> float:
+        rule = eqprop.ContinualEP(beta=beta, free_steps=T, nudged_steps=K)
+        moved = copy.deepcopy(net)
+        eqprop.make_engine(moved, rule, eta).step(x, y)
+        before, after = net.state_dict(), moved.state_dict()
+        return float(eqprop.angle({name: before[name] - after[name] for name in exact}, exact))
 
     betas = tuple(2.0**k for k in range(-8, 2))
     rates = tuple(10.0 ** (k / 2) for k in range(-12, -3))
-    still = Line("η → 0", betas, tuple(degrees(beta, None) for beta in betas))
+    still = Line("η → 0", betas, tuple(map(still_angle, betas)))
     moving = [
-        Line(f"β = {beta:g}", rates, tuple(degrees(beta, eta) for eta in rates), color=color)
+        Line(f"β = {beta:g}", rates, tuple(moving_angle(beta, eta) for eta in rates), color=color)
         for color, beta in enumerate((0.01, 0.04, 0.16))
     ]
     axis = "angle to the gradient (degrees)"

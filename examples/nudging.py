@@ -1,7 +1,7 @@
 """Print the tables of docs/nudging.md: the error of the gradient with each nudging.
 
 The exact gradient is that of RBP at the steady state. The network is 4-5-3 with tanh in real time,
-in float64, with phases of 600 steps.
+in float64, with phases of 600 steps. One ensemble holds a network per setting.
 """
 
 import torch
@@ -16,9 +16,12 @@ STEPS = 600
 CONTINUAL = tuple((eta, beta) for eta in (0.001, 0.0005) for beta in (0.1, 0.05, 0.025))
 
 
-def network() -> eqprop.Network:
-    time = eqprop.RealTime(dt=0.5)
-    return eqprop.layered(4, 5, 3, time=time, activation="tanh", dtype=torch.float64, seed=1)
+def network(members: int) -> eqprop.Network:
+    """Return an ensemble of equal networks, one per setting."""
+    time, seeds = eqprop.RealTime(dt=0.5), [1] * members
+    return eqprop.layered(
+        4, 5, 3, time=time, activation="tanh", dtype=torch.float64, ensemble=members, seed=seeds
+    )
 
 
 def minibatch() -> tuple[Tensor, Tensor]:
@@ -28,17 +31,20 @@ def minibatch() -> tuple[Tensor, Tensor]:
 
 
 def gradient(rule: Rule) -> Tensor:
-    """Return the single gradient of a rule, all parameters in one vector."""
-    (found,) = rule.gradients(network(), *minibatch())
-    return torch.cat([part.flatten() for part in found.values()])
+    """Return the single gradient of a rule for each β, [β, parameters]."""
+    (found,) = rule.gradients(network(len(BETAS)), *minibatch())
+    return torch.cat([part.flatten(1) for part in found.values()], dim=1)
 
 
-def moved(rule: Rule, eta: float) -> Tensor:
-    """Return the change of the parameters in one step of learning, divided by −η."""
-    net, before = network(), network()
+def moved(rule: Rule, eta: Tensor) -> Tensor:
+    """Return the change of the parameters in one step of learning, divided by −η, [η, parameters].
+
+    η has one value per member.
+    """
+    net, before = network(len(eta)), network(len(eta))
     eqprop.make_engine(net, rule, eta, "reference").step(*minibatch())
     pairs = zip(before.parameters(), net.parameters(), strict=True)
-    return torch.cat([((p - q) / eta).flatten() for p, q in pairs])
+    return torch.cat([(p - q).flatten(1) for p, q in pairs], dim=1) / eta[:, None]
 
 
 def ep(nudging: eqprop.Nudging) -> eqprop.EP:
@@ -50,27 +56,21 @@ def accuracy() -> list[list[float]]:
     the standard deviation of a random sign.
     """
     exact = gradient(eqprop.RBP(free_steps=STEPS, backward_steps=STEPS))
-
-    def size(difference: Tensor) -> float:
-        return float(difference.norm() / exact.norm())
-
-    rows = []
-    for beta in BETAS:
-        plus, minus = gradient(ep(OneSided(beta))), gradient(ep(OneSided(-beta)))
-        circles = [gradient(ep(Holomorphic(beta, n))) for n in POINTS]
-        errors = [found - exact for found in (plus, gradient(ep(Centred(beta))), *circles)]
-        rows.append([beta, *(size(error) for error in errors), size((plus - minus) / 2)])
-    return rows
+    betas = torch.tensor(BETAS, dtype=torch.float64)
+    plus, minus = gradient(ep(OneSided(betas))), gradient(ep(OneSided(-betas)))
+    circles = [gradient(ep(Holomorphic(betas, n))) for n in POINTS]
+    errors = [found - exact for found in (plus, gradient(ep(Centred(betas))), *circles)]
+    sizes = [found.norm(dim=1) / exact.norm(dim=1) for found in (*errors, (plus - minus) / 2)]
+    return torch.stack([betas, *sizes], dim=1).tolist()
 
 
 def continual() -> list[list[float]]:
     """Return one row per (η, β): the relative difference of C-EP from EP, with centred nudging."""
-    rows = []
-    for eta, beta in CONTINUAL:
-        steps = {"nudging": Centred(beta), "free_steps": STEPS, "nudged_steps": STEPS}
-        whole, parts = (moved(kind(**steps), eta) for kind in (eqprop.EP, eqprop.ContinualEP))
-        rows.append([eta, beta, float((parts - whole).norm() / whole.norm())])
-    return rows
+    eta, beta = torch.tensor(CONTINUAL, dtype=torch.float64).T
+    steps = {"nudging": Centred(beta), "free_steps": STEPS, "nudged_steps": STEPS}
+    whole, parts = (moved(kind(**steps), eta) for kind in (eqprop.EP, eqprop.ContinualEP))
+    difference = (parts - whole).norm(dim=1) / whole.norm(dim=1)
+    return torch.stack([eta, beta, difference], dim=1).tolist()
 
 
 def table(head: list[str], rows: list[list[float]], settings: int) -> str:

@@ -16,9 +16,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from eqprop import data
 from eqprop.cli import main
 from eqprop.data import Dataset, load
+from eqprop.data.sources import cache_folder
 from eqprop.papers.continual_ep import training
+from tests.commands import Command
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -105,11 +108,25 @@ def command_words(words: tuple[Any, ...], fields: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def cli(mnist: Dataset) -> Callable[..., Outcome]:
-    """The command line in this process: cli("train", "ep-1h", "--epochs", 2, beta=0.3)."""
+    """The command line in this process: cli("train", "ep-1h", "--epochs", 2, beta=0.3).
+
+    It does not read and verify MNIST again, unless a test changes where it is.
+    """
+    place = cache_folder("mnist")
+
+    def known(name: str, folder: str | None = None) -> Dataset:
+        elsewhere = folder or "EQPROP_DATA" in os.environ or cache_folder(name) != place
+        return load(name, folder) if elsewhere else mnist
 
     def run(*words: Any, **fields: Any) -> Outcome:
         out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
+        with (
+            redirect_stdout(out),
+            redirect_stderr(err),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            if data.load is load:  # not replaced by the test
+                patch.setattr(data, "load", known)
             try:
                 code = main(command_words(words, fields))
             except SystemExit as stop:  # argparse
@@ -120,8 +137,22 @@ def cli(mnist: Dataset) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
+def fork(mnist: Dataset) -> Iterator[Callable[..., Command]]:
+    """The command line in a process of its own, its output in pipes, gone when the test is."""
+    started: list[Command] = []
+
+    def start(*words: Any, **fields: Any) -> Command:
+        started.append(Command(command_words(words, fields)))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
 def spawn(mnist: Dataset) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """The command line in a process of its own, its output in pipes, gone when the test is.
+    """As `fork`, in an interpreter of its own, as a user starts it.
 
     `blocks` is the size of the largest file that it may write, in the unit of `ulimit -f`.
     """

@@ -29,7 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot  # noqa: F401 (once, not in each process)
 import torch
+import torch.utils.tensorboard
 
 import eqprop
 from eqprop import cli

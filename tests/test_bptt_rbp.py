@@ -2,6 +2,7 @@
 function theorem, with dense Jacobians, and the gradient of the projected cost (appendix B).
 """
 
+import functools
 import weakref
 
 import pytest
@@ -266,13 +267,20 @@ def real_time():
     return layered(True, eqprop.RealTime(dt=0.5), "tanh")
 
 
+@functools.cache
+def with_bptt(make, cost):
+    """A minibatch, and BPTT's gradient of this cost."""
+    model, (x, y) = make(), batch()
+    y = y.argmax(-1) if cost is cross_entropy else y
+    (bptt,) = eqprop.BPTT(free_steps=ENOUGH).gradients(model, x, y, cost)
+    return x, y, bptt
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [primitive, real_time])
 @pytest.mark.parametrize("cost", [cross_entropy, smooth_l1])
 def test_rbp_equals_bptt_for_a_cost_of_the_users_own(make, cost):
-    model, (x, y) = make(), batch()
-    y = y.argmax(-1) if cost is cross_entropy else y
-    (bptt,) = eqprop.BPTT(free_steps=ENOUGH).gradients(model, x, y, cost)
+    model, (x, y, bptt) = make(), with_bptt(make, cost)
     (rbp,) = eqprop.RBP(free_steps=ENOUGH).gradients(model, x, y, cost)
     assert_gradients_close(rbp, bptt)
     # and BPTT is autograd through that cost
@@ -289,9 +297,7 @@ def test_rbp_equals_bptt_for_a_cost_of_the_users_own(make, cost):
 @pytest.mark.parametrize("cost", [cross_entropy, smooth_l1])
 @pytest.mark.parametrize("rule", [eqprop.EP, eqprop.ContinualEP, eqprop.VF, eqprop.ContinualVF])
 def test_two_phase_rules_approach_bptt_for_a_cost_of_the_users_own(make, cost, rule):
-    model, (x, y) = make(), batch()
-    y = y.argmax(-1) if cost is cross_entropy else y
-    (bptt,) = eqprop.BPTT(free_steps=ENOUGH).gradients(model, x, y, cost)
+    model, (x, y, bptt) = make(), with_bptt(make, cost)
     errors = []
     for beta in (1e-3, 1e-4):
         two_phase = rule(beta=beta, free_steps=ENOUGH, nudged_steps=100)

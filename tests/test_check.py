@@ -5,6 +5,7 @@ network and minibatch, in float64; networks for which the answer is known before
 """
 
 import copy
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -142,6 +143,7 @@ class ByHand:
 
 @pytest.fixture(scope="module")
 def checked(cli: Cli, mnist: Dataset) -> Callable[..., tuple[Printed, ByHand]]:
+    @functools.cache
     def run(name: str, **fields: Any) -> tuple[Printed, ByHand]:
         fields = SMALL | fields
         outcome = cli("check", name, **fields)

@@ -549,7 +549,8 @@ def test_a_minibatch_that_fails_raises_as_in_the_reference_and_moves_nothing(kin
 @pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
 def test_no_operation_waits_for_a_value(made, kind, tying, in_turn):
     """On tensors without values, as a GPU captures them: `item()` and the like would raise."""
-    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=not in_turn)
+    steps = {"free_steps": 4, "nudged_steps": 3}  # in the triangle, three groups move in turn
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=not in_turn, **steps)
     readout = eqprop.CrossEntropy(5) if in_turn else None
     net = made(readout=readout, tying=tying).to("meta")
     update = eqprop.SGD().mover(net, dict.fromkeys(dict(net.named_parameters()), 0.1))

@@ -608,8 +608,8 @@ def wait_for_epoch_two(out: Path) -> None:
     raise AssertionError("no second epoch within a minute")
 
 
-def test_hangup_saves(spawn: Cli, cli: Cli, tmp_path: Path) -> None:
-    process = spawn(*LONG_WORDS, "--out", tmp_path / "run", **LONG)
+def test_hangup_saves(fork: Cli, cli: Cli, tmp_path: Path) -> None:
+    process = fork(*LONG_WORDS, "--out", tmp_path / "run", **LONG)
     wait_for_epoch_two(tmp_path / "run")
     process.send_signal(signal.SIGHUP)
     printed, complained = process.communicate(timeout=60)

@@ -34,6 +34,7 @@ from eqprop.search.folder import SearchFolder
 from eqprop.search.objective import Objective
 from eqprop.search.plan import Group, Plan
 from eqprop.search.study import Trials
+from tests.commands import Command
 from tests.faults import write_idx
 
 Cli = Callable[..., Any]
@@ -700,7 +701,7 @@ def straight(cli: Cli, place: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
-def wait_for(done: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+def wait_for(done: Callable[[], bool], process: Command) -> None:
     for _ in range(6000):
         if done():
             return
@@ -726,7 +727,7 @@ def assert_same_runs(out: Path, straight: Path) -> None:
 )
 def test_a_search_that_is_killed_or_stopped_goes_on_as_if_it_had_not_been(
     cli: Cli,
-    spawn: Callable[..., "subprocess.Popen[str]"],
+    fork: Callable[..., Command],
     place: Path,
     straight: Path,
     tmp_path: Path,
@@ -737,7 +738,7 @@ def test_a_search_that_is_killed_or_stopped_goes_on_as_if_it_had_not_been(
     out = tmp_path / "a search"
     line, fields = [*words(place, out), "--threads", 1], LONGER
     for epochs in moments:
-        process = spawn(*line, **fields)
+        process = fork(*line, **fields)
         wait_for(lambda epochs=epochs: epochs_done(out) >= epochs, process)
         process.send_signal(number)
         printed, complaints = process.communicate(timeout=60)
@@ -754,11 +755,11 @@ def test_a_search_that_is_killed_or_stopped_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.slow
 def test_two_processes_share_one_journal(
-    spawn: Callable[..., "subprocess.Popen[str]"], place: Path, tmp_path: Path
+    fork: Callable[..., Command], place: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "search"
     line = [*words(place, out, trials=12, batch=3), "--threads", 1, "--pruner", "none"]
-    processes = [spawn(*line, **LONGER | {"epochs": 15}) for _ in range(2)]
+    processes = [fork(*line, **LONGER | {"epochs": 15}) for _ in range(2)]
     printed = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
     trials = trials_of(out)

@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from eqprop.runs import training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import SHORT
+from tests.commands import Command
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +35,13 @@ RECIPE = {
     "learning_rates": "0.01,0.005",
     "free_steps": 8,
     "nudged_steps": 4,
-    "train_samples": 590,
+    "train_samples": 230,
     "test_samples": 100,
     "seeds": 2,
 }
-NAME, EPOCHS, MINIBATCHES = "c-ep-1h", 3, 30
+ONE_SAMPLE = 101 / RECIPE["train_samples"]  # in percent, rounded up
+NAME, EPOCHS, MINIBATCHES = "c-ep-1h", 3, 12
+EXPLODES = 5  # the minibatch of the second epoch in which `Exploding` loses a member
 TRAIN = ("train", NAME, "--engine", "reference")
 Cli = Callable[..., Any]
 
@@ -62,7 +64,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def straight(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happens to."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    outcome = cli(*TRAIN, "--epochs", EPOCHS, "--angles-every", 8, "--out", out, **RECIPE)
+    outcome = cli(*TRAIN, "--epochs", EPOCHS, "--angles-every", 5, "--out", out, **RECIPE)
     assert outcome.code == 0
     return out
 
@@ -126,7 +128,7 @@ def go_on(cli: Cli, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "minibatch"), [(1, 1), (1, MINIBATCHES), (2, 17), (EPOCHS, MINIBATCHES - 1)]
+    ("epoch", "minibatch"), [(1, 1), (1, MINIBATCHES), (2, 7), (EPOCHS, MINIBATCHES - 1)]
 )
 def test_run_stopped_at_any_minibatch_goes_on_to_the_same_bytes(
     epoch: int,
@@ -139,7 +141,7 @@ def test_run_stopped_at_any_minibatch_goes_on_to_the_same_bytes(
 ) -> None:
     out = tmp_path / "a run"
     stop_at(epoch, minibatch)
-    words = (*TRAIN, "--epochs", EPOCHS, "--angles-every", 8, "--out", out)
+    words = (*TRAIN, "--epochs", EPOCHS, "--angles-every", 5, "--out", out)
     outcome = cli(*words, **RECIPE)
     assert outcome.code == 130
     assert f"stopped in epoch {epoch} after {minibatch} minibatches, saved." in outcome.out
@@ -168,7 +170,7 @@ def with_momentum(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("epoch", "minibatch"), [(1, 3), (1, MINIBATCHES), (2, 17)])
+@pytest.mark.parametrize(("epoch", "minibatch"), [(1, 3), (1, MINIBATCHES), (2, 7)])
 def test_momentum_and_schedule_survive_a_stop(
     epoch: int,
     minibatch: int,
@@ -246,7 +248,7 @@ def test_run_stopped_again_and_again_ends_with_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, words = tmp_path / "run", (*TRAIN, "--epochs", EPOCHS, "--out", tmp_path / "run")
-    for i, place in enumerate([(1, 4), (1, 5), (2, 1), (3, 29)]):
+    for i, place in enumerate([(1, 4), (1, 5), (2, 1), (EPOCHS, MINIBATCHES - 1)]):
         stop_at(*place)
         assert cli(*words, *["--resume"] * (i > 0), **RECIPE).code == 130
     monkeypatch.setattr(run_module, "Progress", Progress)
@@ -267,7 +269,7 @@ def test_stop_in_the_last_minibatch_of_all_still_saves(
 # Real signals to real processes
 
 
-def wait_for(process: "subprocess.Popen[str]", text: str) -> str:
+def wait_for(process: Command, text: str) -> str:
     """Read what a process prints up to a line that holds the text."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -299,10 +301,10 @@ def long_straight(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(
-    spawn: Cli, cli: Cli, long_straight: Path, tmp_path: Path
+    fork: Cli, cli: Cli, long_straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = spawn(*LONG_WORDS, "--out", out, **LONG)
+    process = fork(*LONG_WORDS, "--out", out, **LONG)
     wait_for_epoch_two(out)
     process.send_signal(signal.SIGINT)
     printed, complained = process.communicate(timeout=60)
@@ -321,13 +323,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
 
 
 def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
-    spawn: Cli, cli: Cli, tmp_path: Path
+    fork: Cli, cli: Cli, tmp_path: Path
 ) -> None:
     """One minibatch an epoch, which takes about a second: the second signal comes within it."""
     out = tmp_path / "run"
     slow = RECIPE | {"free_steps": 4000, "train_samples": 20, "test_samples": 20, "seeds": 1}
     words = (*TRAIN, "--epochs", 2, "--out", out)
-    process = spawn(*words, **slow)
+    process = fork(*words, **slow)
     wait_for(process, "epoch 1/2")
     before = contents(out / "checkpoints")
     process.send_signal(signal.SIGINT)
@@ -344,10 +346,10 @@ def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
 
 
 def test_killed_run_goes_on_to_the_same_bytes(
-    spawn: Cli, cli: Cli, long_straight: Path, tmp_path: Path
+    fork: Cli, cli: Cli, long_straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = spawn(*LONG_WORDS, "--out", out, **LONG)
+    process = fork(*LONG_WORDS, "--out", out, **LONG)
     wait_for_epoch_two(out)
     process.kill()
     process.communicate()
@@ -358,10 +360,10 @@ def test_killed_run_goes_on_to_the_same_bytes(
 
 
 def test_second_process_is_refused_and_the_first_goes_on(
-    spawn: Cli, cli: Cli, tmp_path: Path
+    fork: Cli, cli: Cli, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = spawn(*TRAIN, "--epochs", 100_000, "--out", out, **RECIPE)
+    process = fork(*TRAIN, "--epochs", 100_000, "--out", out, **RECIPE)
     wait_for(process, "epoch 1/")
     message = resumed(cli, out, epochs=100_000).error
     assert message == (
@@ -455,7 +457,7 @@ def test_a_run_goes_on_where_its_recipe_file_lies(cli: Cli, out: Path, straight:
         "--engine",
         "reference",
         "--angles-every",
-        8,
+        5,
     )
     assert outcome.code == 0
     assert lines(out / "metrics.jsonl") == lines(straight / "metrics.jsonl")
@@ -710,7 +712,7 @@ def test_member_that_diverges_is_frozen_and_the_others_do_not_notice(
         assert record["test_error"][:2] == [None, None]
         for i in range(2):
             assert abs(record["test_error"][2 + i] - alone["test_error"][i]) < 1.01
-            assert abs(record["train_error"][2 + i] - alone["train_error"][i]) < 101 / 590
+            assert abs(record["train_error"][2 + i] - alone["train_error"][i]) < ONE_SAMPLE
             assert abs(record["test_loss"][2 + i] / alone["test_loss"][i] - 1) < 1e-5
 
 
@@ -732,7 +734,7 @@ def test_momentum_of_a_member_frozen_late(
     cli: Cli, with_momentum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of two goes, in the second epoch: the other keeps its own momentum and rates."""
-    exploding = Exploding(training.make_engine, 0, at=MINIBATCHES + 11)
+    exploding = Exploding(training.make_engine, 0, at=MINIBATCHES + EXPLODES)
     monkeypatch.setattr(training, "make_engine", exploding)
     out = tmp_path / "run"
     assert cli(*TRAIN, "--epochs", EPOCHS, "--out", out, **MOMENTUM).code == 3
@@ -772,9 +774,9 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, seed = tmp_path / "run", 0
-    exploding = Exploding(training.make_engine, seed, at=MINIBATCHES + 11)
+    exploding = Exploding(training.make_engine, seed, at=MINIBATCHES + EXPLODES)
     monkeypatch.setattr(training, "make_engine", exploding)
-    stop_at(2, 20)
+    stop_at(2, EXPLODES + 4)
     words = (*TRAIN, "--epochs", EPOCHS, "--angles-every", 1, "--out", out)
     assert cli(*words, **RECIPE).code == 130
     monkeypatch.setattr(run_module, "Progress", Progress)
@@ -784,7 +786,7 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
         "member": seed,
         "seed": seed,
         "epoch": 2,
-        "minibatch": 11,
+        "minibatch": EXPLODES,
         "place": "layer 'hidden'",
         "reason": entry["reason"],
     }
@@ -795,7 +797,7 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     for record, expected in zip(records[1:], alone[1:], strict=True):
         assert record["test_error"][seed] is None
         assert abs(record["test_loss"][other] / expected["test_loss"][other] - 1) < 1e-5
-        assert abs(record["train_error"][other] - expected["train_error"][other]) < 101 / 590
+        assert abs(record["train_error"][other] - expected["train_error"][other]) < ONE_SAMPLE
     frozen, living = summary_of(out)["members"][seed], summary_of(out)["members"][other]
     assert frozen["best_test_error"] == alone[0]["test_error"][seed]
     assert (frozen["best_epoch"], frozen["final_test_error"]) == (1, None)
@@ -804,7 +806,7 @@ def test_member_frozen_late_keeps_its_past_and_resumes_frozen(
     angles = lines(out / "angles.jsonl")
     assert [record["minibatch"] for record in angles] == list(range(EPOCHS * MINIBATCHES))
     missing = [record["minibatch"] for record in angles if record["angle"][seed] is None]
-    assert missing == list(range(MINIBATCHES + 11, EPOCHS * MINIBATCHES))
+    assert missing == list(range(MINIBATCHES + EXPLODES, EPOCHS * MINIBATCHES))
 
 
 def test_run_whose_members_are_all_frozen_ends_cleanly(cli: Cli, tmp_path: Path) -> None:

@@ -38,11 +38,12 @@ from eqprop.sweeps.file import read
 from eqprop.sweeps.table import RESULTS, Table, collect
 from eqprop.sweeps.tasks import pack
 from eqprop.sweeps.worker import Ended, Job, State
+from tests.commands import Command
 from tests.faults import make_workplace
 
 ROOT = Path(__file__).parent.parent
 Cli = Callable[..., Any]
-Sweep = Callable[..., "subprocess.Popen[str]"]
+Sweep = Callable[..., Command]
 GRID = """
 recipe = "digits.toml"
 seeds = 2
@@ -852,7 +853,7 @@ def is_alive(process: int) -> bool:
     return not status.exists() or "State:\tZ" not in status.read_text()
 
 
-def ends(process: "subprocess.Popen[str]", code: int) -> str:
+def ends(process: Command, code: int) -> str:
     """Wait for a sweep to end with this code. Returns what it said."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == code, (out, err)
@@ -872,10 +873,10 @@ def assert_finished(out: Path, undisturbed: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_by_one_that_goes_on(
-    place: Path, undisturbed: Path, spawn: Sweep
+    place: Path, undisturbed: Path, fork: Sweep
 ) -> None:
     out = place / "out"
-    sweep = spawn("sweep", write(place, LONG), "--out", out)
+    sweep = fork("sweep", write(place, LONG), "--out", out)
     until(lambda: in_the_middle(out / "tasks" / SLOW))
     os.kill(holder(out / "tasks" / SLOW), signal.SIGKILL)
     ends(sweep, 0)
@@ -888,10 +889,10 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(
 
 @pytest.mark.slow
 def test_a_task_whose_workers_are_killed_too_often_fails_alone(
-    place: Path, undisturbed: Path, spawn: Sweep
+    place: Path, undisturbed: Path, fork: Sweep
 ) -> None:
     out = place / "out"
-    sweep = spawn("sweep", write(place, LONG), "--out", out, "--retries", 0)
+    sweep = fork("sweep", write(place, LONG), "--out", out, "--retries", 0)
     until(lambda: in_the_middle(out / "tasks" / SLOW))
     os.kill(holder(out / "tasks" / SLOW), signal.SIGKILL)
     said = ends(sweep, 2)
@@ -899,28 +900,28 @@ def test_a_task_whose_workers_are_killed_too_often_fails_alone(
     assert_same_run(out / "tasks" / QUICK, undisturbed / QUICK)
     rows = Table.read(out / "table.parquet").rows
     assert {row["task"]: row["complete"] for row in rows} == {QUICK: True, SLOW: False}
-    ends(spawn("sweep", place / "sweep.toml", "--out", out), 0)
+    ends(fork("sweep", place / "sweep.toml", "--out", out), 0)
     assert_finished(out, undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_one_task_that_is_stopped_goes_on_with_the_same_command(
-    place: Path, undisturbed: Path, spawn: Sweep, how: signal.Signals
+    place: Path, undisturbed: Path, fork: Sweep, how: signal.Signals
 ) -> None:
     words = ("sweep", write(place, LONG), "--out", place / "out", "--task", 2)
     folder = place / "out" / "tasks" / SLOW
-    task = spawn(*words)
+    task = fork(*words)
     until(lambda: in_the_middle(folder))
     task.send_signal(how)
     assert f"{SLOW}: stopped" in ends(task, 130)
     assert not RunFolder(folder).finished
-    ends(spawn(*words), 0)
+    ends(fork(*words), 0)
     assert len(sessions(folder)) == 2
     assert_same_run(folder, undisturbed / SLOW)
 
 
-def kill_driver(place: Path, sweep: "subprocess.Popen[str]") -> tuple[bytes, int]:
+def kill_driver(place: Path, sweep: Command) -> tuple[bytes, int]:
     """Kill a driver while the long task runs. Returns run.json of the other, and the worker."""
     out = place / "out" / "tasks"
     until(lambda: RunFolder(out / QUICK).finished and in_the_middle(out / SLOW))
@@ -931,18 +932,18 @@ def kill_driver(place: Path, sweep: "subprocess.Popen[str]") -> tuple[bytes, int
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_no_worker_and_is_followed_by_one_that_goes_on(
-    place: Path, undisturbed: Path, spawn: Sweep
+    place: Path, undisturbed: Path, fork: Sweep
 ) -> None:
     words = ("sweep", write(place, LONG), "--out", place / "out")
-    done, process = kill_driver(place, spawn(*words))
-    said = ends(spawn(*words), 0)  # at once: it waits for what the worker still saves
+    done, process = kill_driver(place, fork(*words))
+    said = ends(fork(*words), 0)  # at once: it waits for what the worker still saves
     assert not is_alive(process)
     assert "1 of 2 tasks are done already" in said
     assert (place / "out" / "tasks" / QUICK / "run.json").read_bytes() == done
     assert_finished(place / "out", undisturbed)
 
 
-def interrupted(place: Path, sweep: "subprocess.Popen[str]") -> list[str]:
+def interrupted(place: Path, sweep: Command) -> list[str]:
     """Press Ctrl-C while the long task runs. Returns the command that goes on."""
     quick, slow = (place / "out" / "tasks" / name for name in (QUICK, SLOW))
     until(lambda: RunFolder(quick).finished and in_the_middle(slow))
@@ -962,20 +963,20 @@ def interrupted(place: Path, sweep: "subprocess.Popen[str]") -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, undisturbed: Path, spawn: Sweep) -> None:
+def test_ctrl_c_saves_and_says_how_to_go_on(place: Path, undisturbed: Path, fork: Sweep) -> None:
     how = ["--precision", "float32", "--tf32"]
-    sweep = spawn("sweep", write(place, LONG), "--out", place / "out", *how)
+    sweep = fork("sweep", write(place, LONG), "--out", place / "out", *how)
     command = interrupted(place, sweep)
     assert command[-3:] == how
-    ends(spawn(*command), 0)
+    ends(fork(*command), 0)
     assert_finished(place / "out", undisturbed)
     log = (place / "out" / "logs" / f"{SLOW}.txt").read_text()
     assert log.count("epoch 1/20") == 1
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_stops_at_once(place: Path, spawn: Sweep) -> None:
-    sweep = spawn("sweep", write(place, LONG.replace("2000", "200000")), "--out", place / "out")
+def test_a_second_ctrl_c_stops_at_once(place: Path, fork: Sweep) -> None:
+    sweep = fork("sweep", write(place, LONG.replace("2000", "200000")), "--out", place / "out")
     slow = place / "out" / "tasks" / SLOW
     until(lambda: (slow / "recipe.toml").is_file())
     process = holder(slow)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -107,6 +107,9 @@ def say(line: str, file: TextIO) -> None:
         file.flush()
     except OSError:  # the reader has gone: do not stop the run
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    except RuntimeError:  # a signal came during another line, and its handler may not use `file`
+        with suppress(OSError):
+            os.write(file.fileno(), f"{line}\n".encode())
 
 
 def printable(text: str) -> str:
