@@ -3,7 +3,7 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 # Keep bytecode, whatever the environment says: else each of the many processes compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup browser train check bench test quick slow lint types mutation faults wheel docs figures explorer clean
+.PHONY: help setup browser train check bench test quick fast slow lint types mutation faults wheel docs figures explorer clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -32,7 +32,10 @@ bench: setup  ## Check that the engines agree, then measure their speed (results
 
 test: quick slow mutation  ## Run all checks: quick, then slow, then mutation.
 
-quick: lint types  ## Run lint, types and the fast tests, in about a minute and a half.
+quick: lint  ## Run lint, types and the fast tests, in about a minute and a half.
+	@$(MAKE) --no-print-directory -j 2 types fast
+
+fast: setup
 	$(PYTEST) -m "not slow"
 
 slow: setup browser  ## Run the slow tests, two processes per core: half of the time they wait.

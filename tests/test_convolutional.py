@@ -105,15 +105,13 @@ TYING = {
     "shared": {"tied": False, "angle": 50.0, "shared_update": True},
 }
 any_tying = pytest.mark.parametrize("tying", TYING)
-any_rule = pytest.mark.parametrize(
-    ("kind", "tying"),
-    [
-        (eqprop.EP, "tied"),
-        (eqprop.ContinualEP, "tied"),
-        (eqprop.VF, "untied"),
-        (eqprop.ContinualVF, "shared"),
-    ],
+RULES = (
+    (eqprop.EP, "tied"),
+    (eqprop.ContinualEP, "tied"),
+    (eqprop.VF, "untied"),
+    (eqprop.ContinualVF, "shared"),
 )
+any_rule = pytest.mark.parametrize(("kind", "tying"), RULES)
 any_order = pytest.mark.parametrize("orders", list(itertools.product((False, True), repeat=2)))
 
 
@@ -261,8 +259,17 @@ def test_continual_ep_on_every_chain(chain):
 
 @pytest.mark.slow
 @any_graph
-@any_order
-@any_rule
+@pytest.mark.parametrize(
+    ("kind", "tying", "orders"),
+    [
+        *((eqprop.EP, "tied", orders) for orders in itertools.product((False, True), repeat=2)),
+        *(
+            (kind, tying, orders)
+            for kind, tying in RULES[1:]
+            for orders in ((False, True), (True, False))
+        ),
+    ],
+)
 def test_every_graph_in_every_order(kind, tying, graph, orders):
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)

@@ -20,6 +20,7 @@ from eqprop.engines import ConvolutionalEngine
 from eqprop.runs import Recipe
 from eqprop.runs import recipe as recipes
 from eqprop.runs.training import recipe_engine
+from eqprop.sweeps import estimate
 from eqprop.sweeps.file import read
 from eqprop.sweeps.table import Table
 from eqprop.sweeps.tasks import pack
@@ -187,7 +188,9 @@ def trained(cli: Any, *rungs: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_rung_is_estimated(place: Path, cli: Any) -> None:
+def test_every_rung_is_estimated(place: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "REPEATS", 1)
     done = cli("sweep", "examples/ladder.toml", "--dry-run", "--precision", "bfloat16")
     assert done.code == 0, done
     assert [line.split()[0][3:] for line in done.out.splitlines()[1:17]] == [*RUNGS]

@@ -221,9 +221,16 @@ FLOAT32 = [
     *(
         pytest.param(rule, "cpu", sizes, 7, cluster, marks=needs_compiler)
         for rule in ("EP", "C-EP", "C-VF", "C-VF, own slope")
-        for sizes, cluster in (((9, 63, 5), 2), ((9, 512, 5), 2), ((9, 20, 30, 5), 4))
+        for sizes, cluster in (((9, 63, 5), 2), ((9, 20, 30, 5), 4))
     ),
-    *(pytest.param(rule, "cpu", WIDE[0], 20, 4, marks=needs_compiler) for rule in ("EP", "C-VF")),
+    *(
+        pytest.param(rule, "cpu", sizes, batch, cluster, marks=needs_compiler)
+        for rule, sizes, batch, cluster in (
+            ("EP", (9, 512, 5), 7, 2),
+            ("C-VF, own slope", (9, 512, 5), 7, 2),
+            ("C-VF", WIDE[0], 20, 4),
+        )
+    ),
     pytest.param("C-VF", "cpu", (9, 512, 10), 1, 4, marks=needs_compiler),
     # inputs that reach into where rows of no sample lie in the nudged phase
     pytest.param(
