@@ -35,7 +35,7 @@ test: quick slow mutation  ## Run all checks: quick, then slow, then mutation.
 quick: lint  ## Run lint, types and the fast tests, in about a minute and a half.
 	@$(MAKE) --no-print-directory -j 2 types fast
 
-fast: setup
+fast: setup  ## Run the fast tests alone.
 	$(PYTEST) -m "not slow"
 
 slow: setup browser  ## Run the slow tests, two processes per core: half of the time they wait.
