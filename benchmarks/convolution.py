@@ -226,8 +226,8 @@ def main() -> int:
     torch.set_num_threads(1)  # more would add the time that they wait for each other
     check(recipe)
     batch = options.batch or recipe.batch
-    count = 20 if device == "cuda" else 1  # as many as training runs in one call
     timed = contenders(recipe, device, torch.float32)
+    count = timed["convolutional"].chunk  # as many as training runs in one call
     if device == "cuda":
         timed |= more_contenders(recipe)
     sizes = {contender: math.prod(it.model.ensemble) for contender, it in timed.items()}
