@@ -518,8 +518,8 @@ DEFECTS = (
     Defect(
         "convolutional engine: the gradient at the end of a phase has earlier winners",
         "engines/convolutional/connections.py",
-        "spread, total = self._spreading(pre, post), ",
-        "spread, total = self.windows.spread, ",
+        "if not self._won and self.windows.size > 1:",
+        "if False:",
         "test_convolutional.py::test_every_chain_in_every_order",
     ),
     Defect(
@@ -553,8 +553,22 @@ DEFECTS = (
     Defect(
         "convolutional engine: one-sided EP without the free state",
         "engines/convolutional/minibatch.py",
-        "if opposite:",
-        "if False:",
+        "before, after = self.free.ends(layers), ends",
+        "before, after = ends, ends",
+        "test_convolutional.py::test_every_rule_nudging_and_order",
+    ),
+    Defect(
+        "convolutional engine: a change of the layer before meets the layer after as it was",
+        "engines/convolutional/connections.py",
+        "self._add(after.pre - before.pre, after.spread, factor",
+        "self._add(after.pre - before.pre, before.spread, factor",
+        "test_convolutional.py::test_every_chain_in_every_order",
+    ),
+    Defect(
+        "convolutional engine: C-EP forgets that the layer before has moved",
+        "engines/convolutional/dynamics.py",
+        "pre_moved = self.net.edges[c][0] in layers",
+        "pre_moved = self.net.edges[c][0] in layers and len(layers) > 1",
         "test_convolutional.py::test_every_rule_nudging_and_order",
     ),
     Defect(

@@ -19,6 +19,7 @@ from torch.nn.grad import conv2d_weight
 from eqprop.activations import Activation
 from eqprop.engines.convolutional.layers import (
     Change,
+    Ends,
     Neurons,
     empty_layer,
     flat,
@@ -81,13 +82,34 @@ class Connection(ABC):
         """
 
     @abstractmethod
-    def add_gradient(
-        self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
-    ) -> None:
-        """Add Σ factor · ∂φ/∂θ over the batch to the tensor of each parameter. Tied only.
+    def ends(self, pre: Neurons, post: Neurons) -> Ends:
+        """Return a copy of what ∂φ/∂θ depends on."""
 
-        `factor` is [members, batch].
+    def add_contrast(
+        self,
+        before: Ends,
+        after: Ends,
+        pre_moved: bool,
+        factor: Tensor,
+        into: Mapping[str, Tensor],
+    ) -> None:
+        """Add Σ factor · (∂φ/∂θ(after) − ∂φ/∂θ(before)) over the batch. Tied only.
+
+        φ is bilinear in both ends, so its change is that of one end times the other as it was, plus
+        that of the other times the first as it is. Changes lose less to rounding than ∂φ/∂θ does.
+
+        Args:
+            before: ends in one state.
+            after: ends in the other, with the same weights.
+            pre_moved: whether the layer before differs.
+            factor: [members, batch].
+            into: a tensor per parameter.
         """
+        self._add(before.pre, after.spread - before.spread, factor, into["weight"])
+        if pre_moved:
+            self._add(after.pre - before.pre, after.spread, factor, into["weight"])
+        if self.synapse.bias is not None:
+            self._add_bias(scaled(after.post - before.post, factor), into["bias"])
 
     def add_step(
         self, pre: Change, post: Change, factor: Tensor, into: Mapping[str, Tensor]
@@ -103,19 +125,25 @@ class Connection(ABC):
             into: a tensor per parameter.
         """
         if post.difference is not None:
-            self._add_forward(pre.before, scaled(post.difference, factor), into)
+            self._add(pre.before, self._at_winners(post.difference), factor, into["weight"])
+            if self.synapse.bias is not None:
+                self._add_bias(scaled(post.difference, factor), into["bias"])
         if pre.difference is not None:
             apart = self.synapse.untied and not self.synapse.shared_update
-            own = into["backward_weight"] if apart else self.synapse.reverse(into["weight"])
-            self._add_backward(scaled(pre.difference, factor), post.before, own)
+            own = self.synapse.reverse(into["backward_weight"]) if apart else into["weight"]
+            self._add(pre.difference, self._at_winners(post.before), factor, own)
+
+    def _at_winners(self, post: Tensor) -> Tensor:
+        """Return values of the layer after at the positions that won last. Dense: all of them."""
+        return post
 
     @abstractmethod
-    def _add_forward(self, pre: Tensor, d_post: Tensor, into: Mapping[str, Tensor]) -> None:
-        """Add (∂drive/∂θ)ᵀ·d_post, summed over the batch, for the drive on the layer after."""
+    def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
+        """Add Σ factor · ∂/∂W of (spread · W pre) over the batch, to a tensor like the weight."""
 
     @abstractmethod
-    def _add_backward(self, d_pre: Tensor, post: Tensor, into: Tensor) -> None:
-        """Add (∂back/∂W)ᵀ·d_pre, summed over the batch, for the backward weight W."""
+    def _add_bias(self, post: Tensor, into: Tensor) -> None:
+        """Add the sum over batch and positions to a tensor like the bias."""
 
 
 class Convolution(Connection):
@@ -141,11 +169,18 @@ class Convolution(Connection):
         members, channels, *kernel = weight.shape
         like = weight.new_empty((), dtype=precision)
         self.weight = empty_layer(members, channels, tuple(kernel), like)
+        # a sum over batch and positions of products of at most one, times this, fits float16
+        self._room = 2.0 ** (15 - math.ceil(math.log2(self.drive[0, :, 0].numel())))
         self.backward = torch.empty_like(self.weight) if synapse.untied else self.weight
         convolved = synapse.convolved(synapse.ends[0])
         several = batch * channels * math.prod(convolved) < MOST
         kind = _fused() if self.drive.is_cuda and several else Windows
         self.windows = kind(synapse.pool, self.drive, convolved, sigma, precision)
+        self._won = False  # whether the winners are those of the layer before and the weights
+
+    def pre_moved(self) -> None:
+        super().pre_moved()
+        self._won = False
 
     def _read(self) -> None:
         self.weight.copy_(self._by_member(self.synapse.weight))
@@ -166,7 +201,7 @@ class Convolution(Connection):
     def _pool(self, pre: Neurons, post: Neurons) -> None:
         for i in self._all:
             self.windows.pool(i, self._convolve(i, pre), self._bias(i), post.value[i])
-        self.driven = self._spread = True
+        self.driven = self._spread = self._won = True
 
     def back(self, pre: Neurons, post: Neurons) -> Tensor:
         spread = self._spreading(pre, post)
@@ -193,18 +228,25 @@ class Convolution(Connection):
                 self.windows.move(i, *here)
             else:
                 self.windows.turn(i, self._convolve(i, pre), self._bias(i), *here)
-        self._spread = not self.driven
+        self._spread, self._won = not self.driven, True
 
-    def add_gradient(
-        self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
-    ) -> None:
-        spread, total = self._spreading(pre, post), self._by_member(into["weight"])
+    def ends(self, pre: Neurons, post: Neurons) -> Ends:
+        if not self._won and self.windows.size > 1:
+            self._pool(pre, post)
+        copied = post.value.clone()
+        return Ends(pre.value.clone(), copied, self._at_winners(copied))
+
+    def _at_winners(self, post: Tensor) -> Tensor:
+        # of a step: it has found those of the state before it, for the drive or for the way back
+        return self.windows.at_winners(post)
+
+    def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
+        total, precision = self._by_member(into), self.weight.dtype
+        most = factor.abs().amax(1)  # applied to the sum: float16 has no room for small numbers
+        spread = scaled(spread, self._room * factor / most[:, None])
         for i in self._all:
-            shared = factor[i].view(-1, 1, 1, 1) * spread[i]
-            total[i] += self._product(pre.value[i], shared)
-        if self.synapse.bias is not None:
-            shared = factor[:, :, None] * post.value.sum((3, 4))
-            self._by_member(into["bias"]).add_(shared.sum(1))
+            operands = pre[i].to(precision), spread[i].to(precision)
+            total[i] += self._product(*operands) * (most[i] / self._room)
 
     def _product(self, pre: Tensor, spread: Tensor) -> Tensor:
         """Return ∂/∂W of Σ spread · conv(pre) for one member, summed over the batch."""
@@ -212,19 +254,8 @@ class Convolution(Connection):
         found: Tensor = conv2d_weight(pre, shape, spread, self.stride, self.padding)
         return found
 
-    # The step has found the winners of the state before it: for the drive, or for the way back.
-
-    def _add_forward(self, pre: Tensor, d_post: Tensor, into: Mapping[str, Tensor]) -> None:
-        total = self._by_member(into["weight"])
-        for i in self._all:
-            total[i] += self._product(pre[i], self.windows.at_winners(i, d_post[i]))
-        if self.synapse.bias is not None:
-            self._by_member(into["bias"]).add_(d_post.sum((1, 3, 4)))
-
-    def _add_backward(self, d_pre: Tensor, post: Tensor, into: Tensor) -> None:
-        total = self._by_member(into)
-        for i in self._all:
-            total[i] += self._product(d_pre[i], self.windows.at_winners(i, post[i]))
+    def _add_bias(self, post: Tensor, into: Tensor) -> None:
+        self._by_member(into).add_(post.sum((1, 3, 4)))
 
 
 class AllToAll(Connection):
@@ -262,18 +293,15 @@ class AllToAll(Connection):
         self.forward(pre, post)
         move_layer(self.sigma, self.drive if back is None else self.drive + back, nudge, post)
 
-    def add_gradient(
-        self, pre: Neurons, post: Neurons, factor: Tensor, into: Mapping[str, Tensor]
-    ) -> None:
-        self._add_forward(pre.value, scaled(post.value, factor), into)
+    def ends(self, pre: Neurons, post: Neurons) -> Ends:
+        copied = post.value.clone()
+        return Ends(pre.value.clone(), copied, copied)
 
-    def _add_forward(self, pre: Tensor, d_post: Tensor, into: Mapping[str, Tensor]) -> None:
-        self._by_member(into["weight"])[self.here] += flat(pre).mT @ flat(d_post)
-        if self.synapse.bias is not None:
-            self._by_member(into["bias"])[:, self.columns] += flat(d_post).sum(1)
+    def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
+        self._by_member(into)[self.here] += flat(pre).mT @ flat(scaled(spread, factor))
 
-    def _add_backward(self, d_pre: Tensor, post: Tensor, into: Tensor) -> None:
-        self._by_member(into)[self.there] += flat(post).mT @ flat(d_pre)
+    def _add_bias(self, post: Tensor, into: Tensor) -> None:
+        self._by_member(into)[:, self.columns] += flat(post).sum(1)
 
 
 def connect(synapse: Synapses, sigma: Activation, batch: int, precision: torch.dtype) -> Connection:

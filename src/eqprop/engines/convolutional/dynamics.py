@@ -10,13 +10,13 @@ costs those others one more convolution: the layer has moved, and their winners 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from eqprop.engines.convolutional.connections import connect, move_layer
-from eqprop.engines.convolutional.layers import Change, Neurons, scaled
+from eqprop.engines.convolutional.layers import Change, Ends, Neurons, scaled
 from eqprop.network import Network
 from eqprop.readouts import Readout
 from eqprop.types import State
@@ -129,10 +129,34 @@ class Dynamics:
         gradients = self.readout.nudge(self.state, self.y)
         return {k: scaled(it.reshape(self.s[k].value.shape), beta) for k, it in gradients.items()}
 
-    def add_gradients(self, factor: Tensor, into: Sequence[Mapping[str, Tensor]]) -> None:
-        """Add Σ factor · ∂Φ/∂θ over the batch, for each synapse. `factor` is [members, batch]."""
-        for connection, ends, own in zip(self.connections, self._ends, into, strict=True):
-            connection.add_gradient(*ends, factor, own)
+    def ends(self, layers: Collection[int]) -> dict[int, Ends]:
+        """Return a copy of the ends of each synapse at one of some layers, by its number."""
+        return {
+            c: self.connections[c].ends(*self._ends[c])
+            for c, edge in enumerate(self.net.edges)
+            if not {*edge}.isdisjoint(layers)
+        }
+
+    def add_contrast(
+        self,
+        layers: Collection[int],
+        before: Mapping[int, Ends],
+        after: Mapping[int, Ends],
+        factor: Tensor,
+        into: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """Add Σ factor · (∂Φ/∂θ(after) − ∂Φ/∂θ(before)) over the batch.
+
+        Args:
+            layers: those that differ between the two states.
+            before: `ends(layers)` of one state.
+            after: the same of the other.
+            factor: [members, batch].
+            into: a tensor per parameter, for each synapse of the network.
+        """
+        for c in before:
+            pre_moved = self.net.edges[c][0] in layers
+            self.connections[c].add_contrast(before[c], after[c], pre_moved, factor, into[c])
 
     def values(self, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return copies of the values of some layers, by number."""

@@ -49,6 +49,24 @@ class Change:
     difference: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Ends:
+    """What ∂φ/∂θ of a synapse depends on, in one state.
+
+    `pre` and `post` are the layers that it joins, [members, batch, *shape]. `spread` is `post` at
+    the positions that won the pooling; without pooling it is `post` itself.
+    """
+
+    pre: Tensor
+    post: Tensor
+    spread: Tensor
+
+    def split(self, batch: int) -> list[Ends]:
+        """Return the ends of each phase, which lie in a row along the batch."""
+        parts = (it.split(batch, 1) for it in (self.pre, self.post, self.spread))
+        return [Ends(*part) for part in zip(*parts, strict=True)]
+
+
 def empty_layer(members: int, batch: int, shape: Shape, like: Tensor) -> Tensor:
     """Return memory [members, batch, *shape], with the channels of an image last."""
     if len(shape) != 3:

@@ -5,7 +5,7 @@ Nothing here waits for the device. On a GPU the work is captured as graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eqprop.dynamics import Relaxation
 from eqprop.engines.convolutional.dynamics import Dynamics
+from eqprop.engines.convolutional.layers import Ends
 from eqprop.engines.graphs import Graphs
 from eqprop.network import Network
 from eqprop.readouts import Readout
@@ -131,15 +132,19 @@ class Minibatch:
         """EP: g = −(1/n) Σ (∂Φ/∂θ(s^β) − ∂Φ/∂θ(s_*)) / β over n nudged phases, batch mean."""
         self._relax(self.rule.free_steps)
         self._clear()
-        opposite = -sum(1 / sign for sign in self._signs)
-        if opposite:  # with centred nudging the free state drops out
-            self._add(self.free, opposite / self._per_sample([1.0]))
         beta = self._per_sample(self._signs)
         self.nudged.read()
         self.nudged.copy(self.free)
         for t in range(self.rule.horizon):
             self.nudged.step(self._moving(t), beta)
-        self._add(self.nudged, 1 / beta)
+        layers = range(len(self.net.layers))
+        ends = self.nudged.ends(layers)
+        if len(self._signs) == 1:
+            before, after = self.free.ends(layers), ends
+        else:  # of centred nudging: the free state drops out
+            phases = {c: it.split(self.batch) for c, it in ends.items()}
+            after, before = ({c: both[k] for c, both in phases.items()} for k in (0, 1))
+        self._add_contrast(layers, before, after, beta[:, : self.batch])
         self._add_readout()
 
     def _sum_of_steps(self) -> None:
@@ -177,9 +182,10 @@ class Minibatch:
                     self._step(t, beta, self._all)
                     self._share_updates()
                 else:
-                    self._add(self.nudged, -1 / beta)
-                    self.nudged.step(self._moving(t), beta)
-                    self._add(self.nudged, 1 / beta)
+                    layers = self._moving(t)
+                    before = self.nudged.ends(layers)
+                    self.nudged.step(layers, beta)
+                    self._add_contrast(layers, before, self.nudged.ends(layers), beta)
                 if phase == t == 0:
                     self._add_readout()
                 self.mover.move(self.gradients)
@@ -200,9 +206,16 @@ class Minibatch:
         for gradient in self.gradients.values():
             gradient.zero_()
 
-    def _add(self, dynamics: Dynamics, share: Tensor) -> None:
-        """Add −share · ∂Φ/∂θ of a state to the gradients, as mean over batch and phases."""
-        dynamics.add_gradients(-share / self._samples, self._own)
+    def _add_contrast(
+        self,
+        layers: Collection[int],
+        before: Mapping[int, Ends],
+        after: Mapping[int, Ends],
+        beta: Tensor,
+    ) -> None:
+        """Add −(∂Φ/∂θ(after) − ∂Φ/∂θ(before)) / β, as mean over batch and phases."""
+        factor = -1 / (beta * self._samples)
+        self.nudged.add_contrast(layers, before, after, factor, self._own)
 
     def _add_changes(
         self, synapses: Sequence[int], before: Mapping[int, Tensor], beta: Tensor

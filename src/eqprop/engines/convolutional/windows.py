@@ -96,17 +96,18 @@ class Windows:
         if operand is not post:
             operand.copy_(post)
 
-    def at_winners(self, i: int, values: Tensor) -> Tensor:
-        """Return values of member i at the positions that won last, and zeros elsewhere.
+    def at_winners(self, values: Tensor) -> Tensor:
+        """Return values at the positions that won last, and zeros elsewhere.
 
-        `values` is shaped like the layer; the result is [batch, channels, height, width] before
+        `values` is shaped like the layer of all members; the result has height and width before
         pooling.
         """
         if self._winners is None:
             return values
-        batch, channels, height, width = self.spread[i].shape
-        whole = empty_layer(1, batch, (channels, height, width), values).zero_()[0]
-        self._spread(i, values, whole)
+        members, batch, *shape = self.spread.shape
+        whole = empty_layer(members, batch, tuple(shape), values).zero_()
+        for i in range(members):
+            self._spread(i, values[i], whole[i])
         return whole
 
     def _drive(self, i: int, convolved: Tensor, bias: Tensor | None) -> None:
