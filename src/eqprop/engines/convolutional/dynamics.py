@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eqprop.engines.convolutional.connections import connect, move_layer
 from eqprop.engines.convolutional.layers import Change, Ends, Neurons, scaled
+from eqprop.engines.convolutional.streams import Streams
 from eqprop.network import Network
 from eqprop.readouts import Readout
 from eqprop.types import State
@@ -48,6 +49,7 @@ class Dynamics:
             for synapse, (_, post) in zip(net.synapses, net.edges, strict=True)
         ]
         self._ends = [(self.x if i is None else self.s[i], self.s[k]) for i, k in net.edges]
+        self._streams = Streams(len(self.s), like.device)
         self._into, self._out_of = (
             [[c for c, edge in enumerate(net.edges) if edge[end] == k] for k in range(len(self.s))]
             for end in (1, 0)
@@ -86,15 +88,31 @@ class Dynamics:
     def step(self, layers: Sequence[int], beta: Tensor | None = None) -> None:
         """Move some layers. With β [members, batch], the read-out nudges those that it sees."""
         nudges = {} if beta is None else self._nudges(beta)
-        for k in layers:
+        heard: dict[int, tuple[int | None, Tensor | None]] = {}
+
+        def drive(k: int) -> None:
             for c in self._into[k]:
                 pre, _ = self.net.edges[c]
                 if pre is None or pre in layers:  # it stays for long, or is about to move
                     self._drive(c)
-        movers = {k: self._mover(k) for k in layers}
-        others = {k: self._others(k, movers[k]) for k in layers}
-        for k in layers:
-            self._move(k, movers[k], others[k], nudges.get(k))
+
+        def hear(k: int) -> None:
+            mover = self._mover(k)
+            heard[k] = mover, self._others(k, mover)
+
+        def move(k: int) -> None:
+            self._move(k, *heard[k], nudges.get(k))
+
+        def hear_and_move(k: int) -> None:
+            hear(k)
+            move(k)
+
+        self._streams.each(layers, drive)
+        if any(i in layers and k in layers for i, k in self.net.edges):
+            self._streams.each(layers, hear)  # each other's states, before any of them moves
+            self._streams.each(layers, move)
+        else:
+            self._streams.each(layers, hear_and_move)
         for k in layers:
             for c in self._out_of[k]:
                 self.connections[c].pre_moved()
