@@ -14,18 +14,23 @@ USES = {  # flags that are set
     "turn": ("BIAS", "BACK", "NUDGE", "POOLS", "MOVES", "COPIES", "SPREADS"),
     "move": ("BACK", "POOLS", "MOVES"),
     "spread": ("SPREADS",),
+    "turn from an origin": (
+        *("BIAS", "BACK", "NUDGE", "POOLS", "MOVES", "COPIES", "SPREADS"),
+        *("FROM", "BACK_FROM", "POST_FROM", "ROUNDS"),
+    ),
 }
 FLAGS = {flag for flags in USES.values() for flag in flags}
-FULL = ("bias", "nudge", "drive", "post")
-LESS = ("convolved", "back", "operand", "spread")
+FULL = ("bias", "nudge", "drive", "post", "post_0")
+LESS = ("convolved", "back", "operand", "spread", "convolved_0", "back_0")
 
 
 def size_of_code(flags: tuple[str, ...], real: str, less: str, size: int, sigma: int) -> int:
     """Compile for parameters of one type and convolutions of another; return the bytes of code."""
     types = dict.fromkeys(FULL, f"*{real}") | dict.fromkeys(LESS, f"*{less}")
-    types |= {"winners": "*i16"}
-    constants = {"SIZE": size, "SIGMA": sigma, "BLOCK": BLOCK}
+    types |= dict.fromkeys(("winners", "winners_0"), "*i16")
+    constants = {"SIZE": size, "SIGMA": sigma, "BLOCK": BLOCK, "UNIT": 0.5, "BACK_UNIT": 0.5}
     constants |= {flag: flag in flags for flag in FLAGS}
+    constants["SPREADS"] &= size > 1
     numbers = set(_kernel.arg_names) - set(types) - set(constants)
     types |= dict.fromkeys(numbers, "i32") | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in _kernel.arg_names}

@@ -1,7 +1,8 @@
 """Synapses of all members as the engine computes them, for one batch size, with their buffers.
 
 A connection computes its drive on the layer after it once per state and weight. What it computes
-on the way serves the way back.
+on the way serves the way back. One with an origin, the same connection in the state from which its
+layers are measured, has the parameters of that one and adds to its products.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from eqprop.engines.convolutional.layers import (
     Change,
     Ends,
     Neurons,
+    Product,
     empty_layer,
     flat,
     memory_order,
+    phase_by_phase,
     scaled,
+    unit,
 )
 from eqprop.engines.convolutional.windows import Windows, activate
 from eqprop.synapses import Conv2d, Dense, Synapses
@@ -41,6 +45,8 @@ class Connection(ABC):
         batch: number of samples.
     """
 
+    _back_origin: Tensor | None = None  # the drive of the origin on the layer before
+
     def __init__(self, synapse: Synapses, sigma: Activation, batch: int) -> None:
         self.synapse, self.members, self.sigma = synapse, math.prod(synapse.ensemble), sigma
         self.drive = empty_layer(self.members, batch, synapse.ends[1], synapse.weight)
@@ -51,13 +57,27 @@ class Connection(ABC):
         return parameter.view(self.members, *parameter.shape[len(self.synapse.ensemble) :])
 
     def read(self) -> None:
-        """Read the parameters again, after they have moved."""
+        """Read the parameters again, after they have moved. With an origin: after that one has."""
         self._read()
         self.pre_moved()
+        self._forget_origin()
 
     def pre_moved(self) -> None:
         """Forget what depends on the layer before, which has moved."""
         self.driven = self._spread = False
+
+    def _forget_origin(self) -> None:
+        self._back_origin = None
+
+    @abstractmethod
+    def refer(self, pre: Neurons, post: Neurons, back: bool) -> None:
+        """Make sure that the products of the origin are there.
+
+        Args:
+            pre: the layer before, at the origin.
+            post: the layer after, at the origin.
+            back: whether the drive on the layer before is asked for, too.
+        """
 
     def post_moved(self) -> None:
         """Forget what depends on the layer after, which another connection has moved."""
@@ -71,11 +91,11 @@ class Connection(ABC):
         """Make sure that `drive` is that of the layer before."""
 
     @abstractmethod
-    def back(self, pre: Neurons, post: Neurons) -> Tensor:
+    def back(self, pre: Neurons, post: Neurons) -> Product:
         """Return the drive on the layer before, [members, batch, *shape]; ∂φ/∂pre if tied."""
 
     @abstractmethod
-    def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
+    def move(self, pre: Neurons, post: Neurons, back: Product | None, nudge: Tensor | None) -> None:
         """Move the layer after: σ(drive + back) − nudge.
 
         `back` is the drive of all other synapses on it. Both are shaped like the layer, or None.
@@ -154,12 +174,22 @@ class Convolution(Connection):
         sigma: activation of the layer after.
         batch: number of samples.
         precision: dtype of what it multiplies. Sums have the dtype of the parameters.
+        origin: the same connection in the state from which its layers are measured, or None.
     """
 
+    windows: Windows
+    _convolved_origin: list[Tensor] | None = None
+
     def __init__(
-        self, synapse: Conv2d, sigma: Activation, batch: int, precision: torch.dtype
+        self,
+        synapse: Conv2d,
+        sigma: Activation,
+        batch: int,
+        precision: torch.dtype,
+        origin: Convolution | None = None,
     ) -> None:
         super().__init__(synapse, sigma, batch)
+        self.origin = origin
         self.stride, self.padding, self.left_out = (
             synapse.stride,
             synapse.padding,
@@ -167,22 +197,39 @@ class Convolution(Connection):
         )
         weight = self._by_member(synapse.weight)
         members, channels, *kernel = weight.shape
-        like = weight.new_empty((), dtype=precision)
-        self.weight = empty_layer(members, channels, tuple(kernel), like)
+        if origin is None:
+            like = weight.new_empty((), dtype=precision)
+            self.weight = empty_layer(members, channels, tuple(kernel), like)
+            self.backward = torch.empty_like(self.weight) if synapse.untied else self.weight
+        else:
+            self.weight, self.backward = origin.weight, origin.backward
         # a sum over batch and positions of products of at most one, times this, fits float16
         self._room = 2.0 ** (15 - math.ceil(math.log2(self.drive[0, :, 0].numel())))
-        self.backward = torch.empty_like(self.weight) if synapse.untied else self.weight
         convolved = synapse.convolved(synapse.ends[0])
         several = batch * channels * math.prod(convolved) < MOST
         kind = _fused() if self.drive.is_cuda and several else Windows
-        self.windows = kind(synapse.pool, self.drive, convolved, sigma, precision)
+        windows = None if origin is None else origin.windows
+        self.windows = kind(synapse.pool, self.drive, convolved, sigma, precision, windows)
         self._won = False  # whether the winners are those of the layer before and the weights
 
     def pre_moved(self) -> None:
         super().pre_moved()
         self._won = False
 
+    def _forget_origin(self) -> None:
+        super()._forget_origin()
+        self._convolved_origin = None
+
+    def refer(self, pre: Neurons, post: Neurons, back: bool) -> None:
+        assert self.origin is not None
+        if self._convolved_origin is None:
+            self._convolved_origin = self.origin.pool(pre, post)
+        if back and self._back_origin is None:
+            self._back_origin = self.origin.back(pre, post).moved
+
     def _read(self) -> None:
+        if self.origin is not None:
+            return
         self.weight.copy_(self._by_member(self.synapse.weight))
         if self.synapse.backward_weight is not None:
             self.backward.copy_(self._by_member(self.synapse.backward_weight))
@@ -191,23 +238,35 @@ class Convolution(Connection):
         bias = self.synapse.bias
         return None if bias is None else self._by_member(bias)[i]
 
-    def _convolve(self, i: int, pre: Neurons) -> Tensor:
-        return conv2d(pre.operand[i], self.weight[i], None, self.stride, self.padding)
+    def _convolve(self, i: int, pre: Neurons) -> Product:
+        moved = conv2d(pre.operand[i], self.weight[i], None, self.stride, self.padding)
+        if pre.origin is None:
+            return Product(moved, axis=0)
+        assert self._convolved_origin is not None
+        return Product(moved, self._convolved_origin[i], unit(moved.dtype), 0)
 
     def forward(self, pre: Neurons, post: Neurons) -> None:
         if not self.driven:
-            self._pool(pre, post)
+            self.pool(pre, post)
 
-    def _pool(self, pre: Neurons, post: Neurons) -> None:
-        for i in self._all:
-            self.windows.pool(i, self._convolve(i, pre), self._bias(i), post.value[i])
+    def pool(self, pre: Neurons, post: Neurons) -> list[Tensor]:
+        """Find the winners and the drive, and spread the layer after. Return what was convolved,
+        of each member.
+        """
+        convolved = [self._convolve(i, pre) for i in self._all]
+        for i, it in enumerate(convolved):
+            self.windows.pool(i, it, self._bias(i), post.member(i))
         self.driven = self._spread = self._won = True
+        return [it.moved for it in convolved]
 
-    def back(self, pre: Neurons, post: Neurons) -> Tensor:
+    def back(self, pre: Neurons, post: Neurons) -> Product:
         spread = self._spreading(pre, post)
         geometry = (None, self.stride, self.padding, self.left_out)
         found = [conv_transpose2d(spread[i], self.backward[i], *geometry) for i in self._all]
-        return found[0][None] if self.members == 1 else torch.stack(found)
+        moved = found[0][None] if self.members == 1 else torch.stack(found)
+        if self._back_origin is None:
+            return Product(moved)
+        return Product(moved, self._back_origin, unit(moved.dtype))
 
     @property
     def _all(self) -> range:
@@ -218,12 +277,13 @@ class Convolution(Connection):
         if self.windows.size == 1:  # every position won
             return post.operand
         if not self._spread:
-            self._pool(pre, post)
+            self.pool(pre, post)
         return self.windows.spread
 
-    def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
+    def move(self, pre: Neurons, post: Neurons, back: Product | None, nudge: Tensor | None) -> None:
         for i in self._all:
-            here = _of(back, i), _of(nudge, i), *post.member(i)
+            others = None if back is None else back.member(i)
+            here = others, None if nudge is None else nudge[i], post.member(i)
             if self.driven:
                 self.windows.move(i, *here)
             else:
@@ -232,7 +292,7 @@ class Convolution(Connection):
 
     def ends(self, pre: Neurons, post: Neurons) -> Ends:
         if not self._won and self.windows.size > 1:
-            self._pool(pre, post)
+            self.pool(pre, post)
         copied = post.value.clone()
         return Ends(pre.value.clone(), copied, self._at_winners(copied))
 
@@ -259,20 +319,41 @@ class Convolution(Connection):
 
 
 class AllToAll(Connection):
-    """A `Dense` as a product of matrices, with rows and columns in the order of memory."""
+    """A `Dense` as a product of matrices, with rows and columns in the order of memory.
 
-    def __init__(self, synapse: Dense, sigma: Activation, batch: int) -> None:
+    Args:
+        synapse: the synapse.
+        sigma: activation of the layer after.
+        batch: number of samples.
+        origin: the same connection in the state from which its layers are measured, or None.
+    """
+
+    def __init__(
+        self, synapse: Dense, sigma: Activation, batch: int, origin: AllToAll | None = None
+    ) -> None:
         super().__init__(synapse, sigma, batch)
+        self.origin = origin
         device = synapse.weight.device
         rows, columns = (memory_order(shape, device) for shape in synapse.ends)
         self.here = (slice(None), rows[:, None], columns)  # of the weight, as it is read
         self.there = (slice(None), columns[:, None], rows)  # of the backward weight
         self.columns = columns
-        self.weight = torch.empty_like(self._by_member(synapse.weight))
-        self.backward = torch.empty_like(self.weight.mT) if synapse.untied else self.weight.mT
-        self.bias = self.weight.new_zeros(self.members, 1, len(columns))
+        if origin is None:
+            self.weight = torch.empty_like(self._by_member(synapse.weight))
+            self.backward = torch.empty_like(self.weight.mT) if synapse.untied else self.weight.mT
+            self.bias = self.weight.new_zeros(self.members, 1, len(columns))
+        else:
+            self.weight, self.backward, self.bias = origin.weight, origin.backward, origin.bias
+
+    def refer(self, pre: Neurons, post: Neurons, back: bool) -> None:
+        assert self.origin is not None
+        self.origin.forward(pre, post)
+        if back and self._back_origin is None:
+            self._back_origin = self.origin.back(pre, post).moved
 
     def _read(self) -> None:
+        if self.origin is not None:
+            return
         self.weight.copy_(self._by_member(self.synapse.weight)[self.here])
         if self.synapse.backward_weight is not None:
             self.backward.copy_(self._by_member(self.synapse.backward_weight)[self.there])
@@ -280,18 +361,29 @@ class AllToAll(Connection):
             self.bias.copy_(self._by_member(self.synapse.bias)[:, None, self.columns])
 
     def forward(self, pre: Neurons, post: Neurons) -> None:
-        if not self.driven:
-            torch.baddbmm(self.bias, flat(pre.value), self.weight, out=flat(self.drive))
-            self.driven = True
+        if self.driven:
+            return
+        drive = flat(self.drive)
+        if pre.origin is None:
+            torch.baddbmm(self.bias, flat(pre.value), self.weight, out=drive)
+        else:
+            assert self.origin is not None
+            torch.bmm(flat(pre.moved), self.weight, out=drive)
+            drive.copy_(phase_by_phase(torch.add, drive, flat(self.origin.drive), 1))
+        self.driven = True
 
-    def back(self, pre: Neurons, post: Neurons) -> Tensor:
+    def back(self, pre: Neurons, post: Neurons) -> Product:
         found = empty_layer(self.members, post.value.shape[1], self.synapse.ends[0], self.drive)
-        torch.bmm(flat(post.value), self.backward, out=flat(found))
-        return found
+        if self._back_origin is None:
+            torch.bmm(flat(post.value), self.backward, out=flat(found))
+        else:
+            torch.bmm(flat(post.moved), self.backward, out=flat(found))
+        return Product(found, self._back_origin)
 
-    def move(self, pre: Neurons, post: Neurons, back: Tensor | None, nudge: Tensor | None) -> None:
+    def move(self, pre: Neurons, post: Neurons, back: Product | None, nudge: Tensor | None) -> None:
         self.forward(pre, post)
-        move_layer(self.sigma, self.drive if back is None else self.drive + back, nudge, post)
+        drive = self.drive if back is None else self.drive + back.total(self.drive.dtype)
+        move_layer(self.sigma, drive, nudge, post)
 
     def ends(self, pre: Neurons, post: Neurons) -> Ends:
         copied = post.value.clone()
@@ -304,12 +396,20 @@ class AllToAll(Connection):
         self._by_member(into)[:, self.columns] += flat(post).sum(1)
 
 
-def connect(synapse: Synapses, sigma: Activation, batch: int, precision: torch.dtype) -> Connection:
+def connect(
+    synapse: Synapses,
+    sigma: Activation,
+    batch: int,
+    precision: torch.dtype,
+    origin: Connection | None = None,
+) -> Connection:
     """Return the connection of a synapse. The arguments are those of `Convolution`."""
     if isinstance(synapse, Conv2d):
-        return Convolution(synapse, sigma, batch, precision)
+        assert isinstance(origin, Convolution | None)
+        return Convolution(synapse, sigma, batch, precision, origin)
     assert isinstance(synapse, Dense)
-    return AllToAll(synapse, sigma, batch)
+    assert isinstance(origin, AllToAll | None)
+    return AllToAll(synapse, sigma, batch, origin)
 
 
 def move_layer(sigma: Activation, drive: Tensor, nudge: Tensor | None, layer: Neurons) -> None:
@@ -318,10 +418,6 @@ def move_layer(sigma: Activation, drive: Tensor, nudge: Tensor | None, layer: Ne
     if nudge is not None:
         layer.value.sub_(nudge)
     layer.refresh()
-
-
-def _of(given: Tensor | None, i: int) -> Tensor | None:
-    return None if given is None else given[i]
 
 
 def _fused() -> type[Windows]:

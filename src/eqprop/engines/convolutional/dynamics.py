@@ -10,17 +10,17 @@ costs those others one more convolution: the layer has moved, and their winners 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from eqprop.engines.convolutional.connections import connect, move_layer
-from eqprop.engines.convolutional.layers import Change, Ends, Neurons, scaled
+from eqprop.engines.convolutional.connections import Connection, connect, move_layer
+from eqprop.engines.convolutional.layers import Change, Ends, Neurons, Product, scaled
 from eqprop.engines.convolutional.streams import Streams
 from eqprop.network import Network
 from eqprop.readouts import Readout
-from eqprop.types import State
+from eqprop.types import Shape, State
 
 
 class Dynamics:
@@ -31,22 +31,37 @@ class Dynamics:
         readout: output of the network, and how it is nudged.
         batch: number of samples.
         precision: dtype of what convolutions multiply.
+        origin: the state from which this one starts, with the same parameters, and from which it is
+            measured; or None. It may have several times fewer samples.
     """
 
-    def __init__(self, net: Network, readout: Readout, batch: int, precision: torch.dtype) -> None:
-        self.net, self.readout, self.batch = net, readout, batch
+    s: list[Neurons]
+    connections: list[Connection]
+
+    def __init__(
+        self,
+        net: Network,
+        readout: Readout,
+        batch: int,
+        precision: torch.dtype,
+        origin: Dynamics | None = None,
+    ) -> None:
+        self.net, self.readout, self.batch, self.origin = net, readout, batch, origin
         self.members = math.prod(net.ensemble)
         like = net.synapses[0].weight
 
-        def layer(shape: tuple[int, ...]) -> Neurons:
-            return Neurons.zeros(self.members, batch, shape, like, precision)
+        def layer(shape: Shape, origin: Neurons | None = None) -> Neurons:
+            start = None if origin is None else origin.value
+            return Neurons.zeros(self.members, batch, shape, like, precision, start)
 
+        origins = origin.s if origin else [None] * len(net.layers)
         self.x = layer(net.input.shape)
-        self.s = [layer(shape) for shape in net.layer_shapes]
+        self.s = [layer(*both) for both in zip(net.layer_shapes, origins, strict=True)]
         self.y = like.new_zeros(*net.ensemble, batch, readout.width)
+        same = origin.connections if origin else [None] * len(net.edges)
         self.connections = [
-            connect(synapse, net.activations[post], batch, precision)
-            for synapse, (_, post) in zip(net.synapses, net.edges, strict=True)
+            connect(synapse, net.activations[post], batch, precision, other)
+            for synapse, (_, post), other in zip(net.synapses, net.edges, same, strict=True)
         ]
         self._ends = [(self.x if i is None else self.s[i], self.s[k]) for i, k in net.edges]
         self._streams = Streams(len(self.s), like.device)
@@ -87,8 +102,9 @@ class Dynamics:
 
     def step(self, layers: Sequence[int], beta: Tensor | None = None) -> None:
         """Move some layers. With β [members, batch], the read-out nudges those that it sees."""
+        self._refer(layers)
         nudges = {} if beta is None else self._nudges(beta)
-        heard: dict[int, tuple[int | None, Tensor | None]] = {}
+        heard: dict[int, tuple[int | None, Product | None]] = {}
 
         def drive(k: int) -> None:
             for c in self._into[k]:
@@ -117,28 +133,41 @@ class Dynamics:
             for c in self._out_of[k]:
                 self.connections[c].pre_moved()
 
+    def _refer(self, layers: Iterable[int]) -> None:
+        """Make sure that the products of the origin with which some layers move are there."""
+        if self.origin is None:
+            return
+        for k in layers:
+            for c in {*self._into[k], *self._out_of[k]}:
+                if self.net.edges[c][0] is not None:  # the input stays, and is its own origin
+                    back = c in self._out_of[k]
+                    self.connections[c].refer(*self.origin._ends[c], back)
+
     def _mover(self, k: int) -> int | None:
         """Return the connection that moves layer k: if possible, one with its drive to come."""
         return min(self._into[k], key=lambda c: self.connections[c].driven, default=None)
 
-    def _others(self, k: int, mover: int | None) -> Tensor | None:
+    def _others(self, k: int, mover: int | None) -> Product | None:
         """Return the drive of all other connections on layer k, shaped like it, or None."""
-        drives = [self._drive(c) for c in self._into[k] if c != mover]
+        drives = [Product(self._drive(c)) for c in self._into[k] if c != mover]
         drives += [self.connections[c].back(*self._ends[c]) for c in self._out_of[k]]
-        total = None
-        for drive in drives:  # of less precision, perhaps, but the sum is not
-            total = drive if total is None else total.to(self.y.dtype) + drive
-        return total
+        if len(drives) < 2:
+            return drives[0] if drives else None
+        first, *rest = (drive.total(self.y.dtype) for drive in drives)
+        return Product(sum(rest, first))
 
     def _drive(self, c: int) -> Tensor:
         self.connections[c].forward(*self._ends[c])
         return self.connections[c].drive
 
-    def _move(self, k: int, mover: int | None, others: Tensor | None, nudge: Tensor | None) -> None:
+    def _move(
+        self, k: int, mover: int | None, others: Product | None, nudge: Tensor | None
+    ) -> None:
         if mover is not None:
             self.connections[mover].move(*self._ends[mover], others, nudge)
         elif others is not None:  # no synapse leads here
-            move_layer(self.net.activations[k], others, nudge, self.s[k])
+            drive = others.total(self.y.dtype)
+            move_layer(self.net.activations[k], drive, nudge, self.s[k])
         for c in self._into[k]:
             if c != mover:
                 self.connections[c].post_moved()
@@ -149,6 +178,7 @@ class Dynamics:
 
     def ends(self, layers: Collection[int]) -> dict[int, Ends]:
         """Return a copy of the ends of each synapse at one of some layers, by its number."""
+        self._refer(layers)
         return {
             c: self.connections[c].ends(*self._ends[c])
             for c, edge in enumerate(self.net.edges)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eqprop.engines.convolutional.layers import Neurons, Product, unit
 from eqprop.engines.convolutional.windows import Windows
 from eqprop.engines.layered import ACTIVATIONS
 
@@ -18,15 +19,19 @@ BLOCK = 512  # numbers per program; from 256 to 2048 the time is the same
 @triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
     convolved, bias, back, nudge, drive, post, operand, spread, winners,
-    n, channels, rows, columns, height, width,
+    convolved_0, back_0, post_0, winners_0,
+    n, samples_0, channels, rows, columns, height, width,
     SIZE: tl.constexpr, SIGMA: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
     NUDGE: tl.constexpr, POOLS: tl.constexpr, DRIVES: tl.constexpr, MOVES: tl.constexpr,
-    COPIES: tl.constexpr, SPREADS: tl.constexpr, BLOCK: tl.constexpr,
+    COPIES: tl.constexpr, SPREADS: tl.constexpr, FROM: tl.constexpr, BACK_FROM: tl.constexpr,
+    POST_FROM: tl.constexpr, ROUNDS: tl.constexpr, UNIT: tl.constexpr, BACK_UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Drive, move and spread `n` neurons, channels last.
 
     `rows` × `columns` are the layer, `height` × `width` what was convolved. `winners` are numbers
-    of positions within a window. The flags in capitals say which parts of the work are asked for.
+    of positions within a window. What ends in 0 is the origin, of `samples_0` samples. The flags in
+    capitals say which parts of the work are asked for, and which tensors are measured from it.
     """
     real = post.dtype.element_ty
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -37,15 +42,31 @@ def _kernel(  # type: ignore[no-untyped-def]
     row = place // columns % rows
     sample = place // columns // rows
     first = ((sample * height + row * SIZE) * width + column * SIZE) * channels + channel
+    sample_0 = sample % samples_0
+    e_0 = ((sample_0 * rows + row) * columns + column) * channels + channel
+    first_0 = ((sample_0 * height + row * SIZE) * width + column * SIZE) * channels + channel
+    if FROM and SIZE > 1:
+        winner_0 = tl.load(winners_0 + e_0, inside).to(tl.int32)
+        at_0 = first_0 + ((winner_0 // SIZE) * width + winner_0 % SIZE) * channels
+        largest_0 = tl.load(convolved_0 + at_0, inside)
     if POOLS:
-        value = tl.load(convolved + first, inside).to(real)
+        value = tl.full([BLOCK], 0, real)
         winner = tl.zeros([BLOCK], tl.int32)
-        for k in tl.static_range(1, SIZE * SIZE):
-            at = first + ((k // SIZE) * width + k % SIZE) * channels
-            other = tl.load(convolved + at, inside).to(real)
+        for k in tl.static_range(0, SIZE * SIZE):
+            at = ((k // SIZE) * width + k % SIZE) * channels
+            other = tl.load(convolved + first + at, inside).to(real)
+            if FROM:
+                other_0 = tl.load(convolved_0 + first_0 + at, inside)
+                other = other_0.to(real) + UNIT * other
+                if ROUNDS and SIZE > 1:
+                    lost = (other_0 == largest_0) & (winner_0 != k)
+                    other = tl.where(lost, float("-inf"), other)
             wins = (other > value) | (other != other)  # NaN wins, as in max_pool2d
-            value = tl.where(wins, other, value)
-            winner = tl.where(wins, k, winner)
+            if k == 0:
+                value = other
+            else:
+                value = tl.where(wins, other, value)
+                winner = tl.where(wins, k, winner)
         if SIZE > 1:
             tl.store(winners + e, winner.to(winners.dtype.element_ty), inside)
     else:
@@ -56,7 +77,9 @@ def _kernel(  # type: ignore[no-untyped-def]
         tl.store(drive + e, value, inside)
     if MOVES:
         if BACK:
-            value += tl.load(back + e, inside).to(real)
+            value += BACK_UNIT * tl.load(back + e, inside).to(real)
+            if BACK_FROM:
+                value += tl.load(back_0 + e_0, inside).to(real)
         if SIGMA == 0:
             value = 1 / (1 + tl.exp(2 - 4 * value))
         elif SIGMA == 1:
@@ -67,13 +90,21 @@ def _kernel(  # type: ignore[no-untyped-def]
             value -= tl.load(nudge + e, inside)
         tl.store(post + e, value, inside)
         if COPIES:
-            tl.store(operand + e, value.to(operand.dtype.element_ty), inside)
+            copied = value
+            if POST_FROM:
+                copied = (value - tl.load(post_0 + e_0, inside)) / UNIT
+            tl.store(operand + e, copied.to(operand.dtype.element_ty), inside)
     elif SPREADS:
         value = tl.load(post + e, inside)
     if SPREADS:
+        if FROM:
+            value_0 = tl.load(post_0 + e_0, inside)
         for k in tl.static_range(0, SIZE * SIZE):
-            there = tl.where(winner == k, value, 0.0).to(spread.dtype.element_ty)
-            tl.store(spread + first + ((k // SIZE) * width + k % SIZE) * channels, there, inside)
+            there = tl.where(winner == k, value, 0.0)
+            if FROM:
+                there = (there - tl.where(winner_0 == k, value_0, 0.0)) / UNIT
+            at = first + ((k // SIZE) * width + k % SIZE) * channels
+            tl.store(spread + at, there.to(spread.dtype.element_ty), inside)
 
 
 class FusedWindows(Windows):
@@ -81,40 +112,36 @@ class FusedWindows(Windows):
 
     _counted = torch.int16  # as the kernel counts: within a window
 
-    def pool(self, i: int, convolved: Tensor, bias: Tensor | None, post: Tensor) -> None:
-        self._launch(i, convolved, bias, None, None, post, post, drives=True, moves=False)
+    def pool(self, i: int, convolved: Product, bias: Tensor | None, post: Neurons) -> None:
+        self._launch(i, convolved, bias, None, None, post, drives=True, moves=False)
 
     def turn(
         self,
         i: int,
-        convolved: Tensor,
+        convolved: Product,
         bias: Tensor | None,
-        back: Tensor | None,
+        back: Product | None,
         nudge: Tensor | None,
-        post: Tensor,
-        operand: Tensor,
+        post: Neurons,
     ) -> None:
-        self._launch(i, convolved, bias, back, nudge, post, operand)
+        self._launch(i, convolved, bias, back, nudge, post)
 
-    def move(
-        self, i: int, back: Tensor | None, nudge: Tensor | None, post: Tensor, operand: Tensor
-    ) -> None:
-        drive = self.drive[i]
-        self._launch(i, drive, None, back, nudge, post, operand, size=1)
+    def move(self, i: int, back: Product | None, nudge: Tensor | None, post: Neurons) -> None:
+        self._launch(i, Product(self.drive[i]), None, back, nudge, post, size=1)
 
     def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
-        post = _channels_last(post)
-        self._launch(i, whole, None, None, None, post, post, spread=whole, pools=False, moves=False)
+        values = _channels_last(post)
+        layer, here = Neurons(values, values), Product(whole)
+        self._launch(i, here, None, None, None, layer, spread=whole, pools=False, moves=False)
 
     def _launch(
         self,
         i: int,
-        convolved: Tensor,
+        convolved: Product,
         bias: Tensor | None,
-        back: Tensor | None,
+        back: Product | None,
         nudge: Tensor | None,
-        post: Tensor,
-        operand: Tensor,
+        post: Neurons,
         *,
         size: int | None = None,
         spread: Tensor | None = None,
@@ -123,18 +150,30 @@ class FusedWindows(Windows):
         moves: bool = True,
     ) -> None:
         size = self.size if size is None else size
-        unused: Any = post  # a kernel takes a pointer for each tensor, read or not
-        given = [unused if it is None else _channels_last(it) for it in (convolved, back, nudge)]
-        convolved, *others = given
-        _, channels, rows, columns = post.shape
-        _kernel[(triton.cdiv(post.numel(), BLOCK),)](
-            convolved, unused if bias is None else bias, *others, self.drive[i], post, operand,
+        value, operand = post.value, post.operand
+        unused: Any = value  # a kernel takes a pointer for each tensor, read or not
+
+        def image(it: Tensor | None) -> Tensor:
+            return unused if it is None else _channels_last(it)
+
+        came = Product(unused) if back is None else back
+        winners_0 = None if self.origin is None else self.origin._winners
+        batch, channels, rows, columns = value.shape
+        _kernel[(triton.cdiv(value.numel(), BLOCK),)](
+            image(convolved.moved), unused if bias is None else bias, image(came.moved),
+            image(nudge), self.drive[i], value, operand,
             self.spread[i] if spread is None else spread,
             unused if self._winners is None else self._winners[i],
-            post.numel(), channels, rows, columns, *convolved.shape[2:],
+            image(convolved.origin), image(came.origin), image(post.origin),
+            unused if winners_0 is None else winners_0[i],
+            value.numel(), batch if post.origin is None else len(post.origin), channels, rows,
+            columns, *convolved.moved.shape[2:],
             SIZE=size, SIGMA=ACTIVATIONS[self.sigma], BIAS=bias is not None,
             BACK=back is not None, NUDGE=nudge is not None, POOLS=pools, DRIVES=drives,
-            MOVES=moves, COPIES=operand is not post, SPREADS=size > 1, BLOCK=BLOCK,
+            MOVES=moves, COPIES=operand is not value, SPREADS=size > 1,
+            FROM=convolved.origin is not None, BACK_FROM=came.origin is not None,
+            POST_FROM=post.origin is not None, ROUNDS=self._rounds,
+            UNIT=unit(operand.dtype), BACK_UNIT=came.unit, BLOCK=BLOCK,
         )  # fmt: skip
 
 

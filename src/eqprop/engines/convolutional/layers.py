@@ -1,7 +1,14 @@
-"""How layers lie in memory: images with their channels last, everything else row by row."""
+"""How layers lie in memory, and what products of them with weights are measured from.
+
+Images lie with their channels last, everything else row by row. Nudged phases differ little from
+the free state that they start from, their origin. Products with weights are linear, so those of the
+differences are added to those of the origin. Differences are rounded relative to themselves:
+a nudge survives arithmetic of few bits, although it is small beside the state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,29 +21,74 @@ from eqprop.types import Shape
 class Neurons:
     """The values of a layer, [members, batch, *shape], and what convolutions read of them.
 
-    `operand` is `value` itself, or a copy with less precision.
+    `operand` is `value` itself, or a copy with less precision. With an `origin`, the values that
+    they started from, it is the difference from them in units of `unit(dtype)`. The batch may be
+    several times that of the origin, phase after phase.
     """
 
     value: Tensor
     operand: Tensor
+    origin: Tensor | None = None
+    axis: int = 1  # of the batch
 
     @classmethod
     def zeros(
-        cls, members: int, batch: int, shape: Shape, like: Tensor, precision: torch.dtype
+        cls,
+        members: int,
+        batch: int,
+        shape: Shape,
+        like: Tensor,
+        precision: torch.dtype,
+        origin: Tensor | None = None,
     ) -> Neurons:
         """Return a layer at rest, with the dtype and device of `like`."""
         value = empty_layer(members, batch, shape, like).zero_()
-        return cls(value, value.to(precision))
+        return cls(value, value.to(precision, copy=origin is not None), origin)
 
-    def member(self, i: int) -> tuple[Tensor, Tensor]:
-        """Return values and operand of one member; one tensor twice, if they are the same."""
+    def member(self, i: int) -> Neurons:
+        """Return the neurons of one member, without its axis."""
         value = self.value[i]
-        return value, value if self.operand is self.value else self.operand[i]
+        operand = value if self.operand is self.value else self.operand[i]
+        return Neurons(value, operand, None if self.origin is None else self.origin[i], 0)
+
+    @property
+    def moved(self) -> Tensor:
+        """The values, or their difference from the origin."""
+        if self.origin is None:
+            return self.value
+        return phase_by_phase(torch.sub, self.value, self.origin, self.axis)
 
     def refresh(self) -> None:
-        """Copy the values to the operand, after they have changed."""
-        if self.operand is not self.value:
+        """Make the operand that of the values, after they have changed."""
+        if self.origin is not None:
+            self.operand.copy_(self.moved / unit(self.operand.dtype))
+        elif self.operand is not self.value:
             self.operand.copy_(self.value)
+
+
+@dataclass(frozen=True)
+class Product:
+    """What weights make of layers: `origin` + `unit` · `moved`, or `moved` if there is no origin.
+
+    `moved` is [members, batch, *shape], or [batch, *shape] with axis 0. Its batch may be several
+    times that of the origin, phase after phase.
+    """
+
+    moved: Tensor
+    origin: Tensor | None = None
+    unit: float = 1.0
+    axis: int = 1  # of the batch
+
+    def member(self, i: int) -> Product:
+        """Return the product of one member, without its axis."""
+        return Product(self.moved[i], None if self.origin is None else self.origin[i], self.unit, 0)
+
+    def total(self, dtype: torch.dtype) -> Tensor:
+        """Return the sum, shaped like `moved`."""
+        moved = self.moved.to(dtype)
+        if self.origin is None:
+            return moved
+        return phase_by_phase(torch.add, moved * self.unit, self.origin, self.axis)
 
 
 @dataclass(frozen=True)
@@ -65,6 +117,19 @@ class Ends:
         """Return the ends of each phase, which lie in a row along the batch."""
         parts = (it.split(batch, 1) for it in (self.pre, self.post, self.spread))
         return [Ends(*part) for part in zip(*parts, strict=True)]
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Return what differences from an origin are divided by. float16 lacks small numbers."""
+    return 2.0**-6 if dtype == torch.float16 else 1.0
+
+
+def phase_by_phase(
+    work: Callable[[Tensor, Tensor], Tensor], given: Tensor, origin: Tensor, axis: int
+) -> Tensor:
+    """Return work(phase, origin) of each phase; they lie in a row along the axis of the batch."""
+    phases = given.unflatten(axis, (-1, origin.shape[axis]))
+    return work(phases, origin.unsqueeze(axis)).flatten(axis, axis + 1)
 
 
 def empty_layer(members: int, batch: int, shape: Shape, like: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class Minibatch:
     def nudged(self) -> Dynamics:
         """The state of the nudged phases: if θ is fixed, all of them, in a row along the batch."""
         phases = 1 if self.rule.continual else len(self._signs)
-        return Dynamics(self.net, self.readout, phases * self.batch, self._precision)
+        origin = None if self.rule.continual else self.free
+        return Dynamics(self.net, self.readout, phases * self.batch, self._precision, origin)
 
     # what the engine asks for
 

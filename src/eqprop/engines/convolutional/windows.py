@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool2d, pad
 
 from eqprop.activations import HARD_SIGMOID, SIGMOID, TANH, Activation
-from eqprop.engines.convolutional.layers import empty_layer
+from eqprop.engines.convolutional.layers import (
+    Neurons,
+    Product,
+    empty_layer,
+    phase_by_phase,
+    unit,
+)
 from eqprop.types import Shape
 
 _pool = torch.ops.aten.max_pool2d_with_indices.out
@@ -21,12 +28,18 @@ class Windows:
 
     Size 1 means no pooling: every position wins, and nothing is spread.
 
+    With an origin, the same windows in the state from which neurons are measured, `spread` is the
+    difference from what is spread there, in units of `unit(precision)`. If convolutions round what
+    they return, they make ties. The winner of the origin wins a tie there, or else phases that
+    differ little would get different winners.
+
     Args:
         size: height and width of a window.
         drive: memory for the maxima plus bias, [members, batch, channels, height, width].
         convolved: height and width before pooling.
         sigma: activation of the layer after.
         precision: dtype of what convolutions read and return.
+        origin: the windows in the state from which neurons are measured, or None.
     """
 
     _counted = torch.long  # dtype of the positions that won, here as `max_pool2d` counts them
@@ -38,36 +51,36 @@ class Windows:
         convolved: Shape,
         sigma: Activation,
         precision: torch.dtype,
+        origin: Windows | None = None,
     ) -> None:
-        self.size, self.drive, self.sigma = size, drive, sigma
+        self.size, self.drive, self.sigma, self.origin = size, drive, sigma, origin
+        self._rounds = precision != drive.dtype
         members, batch, channels, _, _ = drive.shape
         self._windows = ([size, size], [size, size], [0, 0], [1, 1], False)
         self._winners = torch.zeros_like(drive, dtype=self._counted) if size > 1 else None
         like = drive.new_empty((), dtype=precision)
         self.spread = empty_layer(members, batch, (channels, *convolved), like).zero_()
 
-    def pool(self, i: int, convolved: Tensor, bias: Tensor | None, post: Tensor) -> None:
+    def pool(self, i: int, convolved: Product, bias: Tensor | None, post: Neurons) -> None:
         """Drive member i, and spread what its layer holds.
 
         Args:
             i: number of the member.
             convolved: [batch, channels, height, width] before pooling.
             bias: [channels], or None.
-            post: values of the layer, [batch, channels, height, width].
+            post: the layer of this member.
         """
         self._drive(i, convolved, bias)
-        if self.size > 1:
-            self._spread(i, post, self.spread[i])
+        self._spread_layer(i, post, convolved)
 
     def turn(
         self,
         i: int,
-        convolved: Tensor,
+        convolved: Product,
         bias: Tensor | None,
-        back: Tensor | None,
+        back: Product | None,
         nudge: Tensor | None,
-        post: Tensor,
-        operand: Tensor,
+        post: Neurons,
     ) -> None:
         """Drive the layer of member i, move it, and spread its new values.
 
@@ -77,24 +90,20 @@ class Windows:
             bias: [channels], or None.
             back: drive from the layer after, shaped like `post`, or None.
             nudge: what the nudge takes away, shaped like `post`, or None.
-            post: values of the layer.
-            operand: their copy for convolutions, or the same tensor.
+            post: the layer of this member.
         """
         self._drive(i, convolved, bias)
-        self.move(i, back, nudge, post, operand)
-        if self.size > 1:
-            self._spread(i, post, self.spread[i])
+        self.move(i, back, nudge, post)
+        self._spread_layer(i, post, convolved)
 
-    def move(
-        self, i: int, back: Tensor | None, nudge: Tensor | None, post: Tensor, operand: Tensor
-    ) -> None:
+    def move(self, i: int, back: Product | None, nudge: Tensor | None, post: Neurons) -> None:
         """Move the layer of member i by the drive that is there. Arguments are those of `turn`."""
         drive = self.drive[i]
-        activate(self.sigma, drive if back is None else drive + back, out=post)
+        whole = drive if back is None else drive + back.total(drive.dtype)
+        activate(self.sigma, whole, out=post.value)
         if nudge is not None:
-            post.sub_(nudge)
-        if operand is not post:
-            operand.copy_(post)
+            post.value.sub_(nudge)
+        post.refresh()
 
     def at_winners(self, values: Tensor) -> Tensor:
         """Return values at the positions that won last, and zeros elsewhere.
@@ -104,28 +113,64 @@ class Windows:
         """
         if self._winners is None:
             return values
-        members, batch, *shape = self.spread.shape
-        whole = empty_layer(members, batch, tuple(shape), values).zero_()
-        for i in range(members):
-            self._spread(i, values[i], whole[i])
+        found = [self._at_winners(i, it) for i, it in enumerate(values)]
+        return found[0][None] if len(found) == 1 else torch.stack(found)
+
+    def _at_winners(self, i: int, values: Tensor) -> Tensor:
+        """Return the same of one member."""
+        _, batch, *shape = self.spread.shape
+        whole = empty_layer(1, batch, tuple(shape), values).zero_()[0]
+        self._spread(i, values, whole)
         return whole
 
-    def _drive(self, i: int, convolved: Tensor, bias: Tensor | None) -> None:
-        drive = self.drive[i]
+    def _drive(self, i: int, convolved: Product, bias: Tensor | None) -> None:
+        drive, total = self.drive[i], convolved.total(self.drive.dtype)
         if self._winners is None:
-            drive.copy_(convolved)
+            drive.copy_(total)
         else:
+            if convolved.origin is not None and self._rounds:
+                ties = self._ties(i, convolved.origin)
+                total = phase_by_phase(_without, total, ties, 0)
             # some kernels require that both have the same layout
-            convolved = convolved.to(drive.dtype, memory_format=torch.channels_last)
-            _pool(convolved, *self._windows, out=drive, indices=self._winners[i])
+            total = total.contiguous(memory_format=torch.channels_last)
+            _pool(total, *self._windows, out=drive, indices=self._winners[i])
         if bias is not None:  # after pooling this takes less time
             drive.add_(bias[:, None, None])
+
+    def _ties(self, i: int, convolved: Tensor) -> Tensor:
+        """Return where the origin of member i has a maximum that did not win, shaped like it."""
+        assert self.origin is not None
+        largest = max_pool2d(convolved, self.size)
+        for axis in (-2, -1):
+            largest = largest.repeat_interleave(self.size, axis)
+        rest = [it - made for it, made in zip(convolved.shape[2:], largest.shape[2:], strict=True)]
+        largest = pad(largest, (0, rest[1], 0, rest[0]), value=torch.nan)  # in no window
+        won = self.origin._at_winners(i, torch.ones_like(self.origin.drive[i])) > 0
+        return (convolved == largest) & ~won
+
+    def _spread_layer(self, i: int, post: Neurons, convolved: Product) -> None:
+        """Spread a layer, measured as what drives it is."""
+        if self.size == 1:
+            return
+        if convolved.origin is None:
+            self._spread(i, post.value, self.spread[i])
+            return
+        assert self.origin is not None
+        assert post.origin is not None
+        here = self._at_winners(i, post.value)
+        there = self.origin._at_winners(i, post.origin)
+        moved = phase_by_phase(torch.sub, here, there, 0)
+        self.spread[i].copy_(moved / unit(self.spread.dtype))
 
     def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
         assert self._winners is not None
         post = post.to(whole.dtype, memory_format=torch.channels_last)
         # of its input, the kernel reads the shape alone
         _spread(post, whole, *self._windows, self._winners[i], grad_input=whole)
+
+
+def _without(given: Tensor, ties: Tensor) -> Tensor:
+    return given.masked_fill(ties, -torch.inf)
 
 
 def activate(sigma: Activation, drive: Tensor, out: Tensor) -> None:
