@@ -1,4 +1,4 @@
-"""How large may the rates of C-EP be in the network of cifar10-conv, and what does float16 lose?
+"""How large may the rates of C-EP be in the network of cifar10-conv, and what does rounding cost?
 
     python benchmarks/feedback.py       some minutes on a CPU
 
@@ -11,7 +11,8 @@ float64:
 - λ of each layer,
 - the relative distance between one update of C-EP and one of EP, each divided by η, for rates that
   make (η/β) λ the same in each layer,
-- the cosine between one update of centred EP in float16 and one in float32, for each layer.
+- the cosine between one update of centred EP and that for β → 0 (β = 0.0001 in float64), for each
+  layer, with convolutions in float64 and in bfloat16.
 
 Writes results/feedback-cifar10.json, from which docs/ladder.md has its numbers.
 """
@@ -92,16 +93,23 @@ def distance(gain: float, x: Tensor, y: Tensor) -> float:
     return float((continual - exact).norm() / exact.norm())
 
 
-def cosines(x: Tensor, y: Tensor) -> list[float]:
-    """Return the cosine between updates of the weights in float16 and in float32, per layer."""
-    pair = [
-        moved(engine_of(RUNGS["centred"], torch.float32, precision), x.float(), y.float())[::2]
-        for precision in (None, torch.float16)
-    ]
-    return [
-        float(torch.cosine_similarity(a.flatten(), b.flatten(), 0))
-        for a, b in zip(*pair, strict=True)
-    ]
+def cosines(x: Tensor, y: Tensor) -> dict[str, list[float]]:
+    """Return the cosine between updates of the weights and those for β → 0, per layer."""
+    base = recipes.changed(RUNGS["centred"], {"weight_decay": 0.0})
+    small = recipes.changed(base, {"beta": 1e-4})
+    exact = moved(engine_of(small, torch.float64), x, y)[::2]
+    found = {}
+    for name, dtype, precision in (
+        ("float64", torch.float64, None),
+        ("bfloat16", torch.float32, torch.bfloat16),
+    ):
+        engine = engine_of(base, dtype, precision)
+        weights = moved(engine, x.to(dtype), y.to(dtype))[::2]
+        found[name] = [
+            float(torch.cosine_similarity(a.flatten(), b.double().flatten(), 0))
+            for a, b in zip(exact, weights, strict=True)
+        ]
+    return found
 
 
 def main() -> None:
@@ -118,7 +126,7 @@ def main() -> None:
         "what": f"feedback of C-EP in cifar10-conv, the first {options.images} training images",
         "lambda": eigenvalues(engine.model, x, state),
         "distance of C-EP from EP": {str(gain): distance(gain, x, y) for gain in GAINS},
-        "cosine of float16 and float32": cosines(x, y),
+        "cosine with the update for beta to 0": cosines(x, y),
         **machine.describe("cpu"),
     }
     RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -701,7 +701,7 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sig
 @needs_triton
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_kernel_measures_two_phases_from_an_origin_as_separate_operations_do(size, precision):
+def test_the_kernel_measures_two_phases_from_an_origin(size, precision):
     source = torch.Generator().manual_seed(0)
 
     def draw(*shape):

@@ -296,9 +296,9 @@ def test_the_page_has_what_the_script_prints(
 MEASURED = json.loads((ROOT / "results" / "feedback-cifar10.json").read_text("utf-8"))
 
 
-def told(start: str) -> dict[str, list[str]]:
-    """The first table of the page after some text: {first cell of a row: the others}."""
-    lines = DOCUMENTS["docs/ladder.md"].read_text("utf-8").partition(start)[2].splitlines()
+def told(start: str, page: str = "docs/ladder.md") -> dict[str, list[str]]:
+    """The first table of a page after some text: {first cell of a row: the others}."""
+    lines = DOCUMENTS[page].read_text("utf-8").partition(start)[2].splitlines()
     table = itertools.takewhile(
         lambda line: line.startswith("|"),
         itertools.dropwhile(lambda line: not line.startswith("|"), lines),
@@ -348,6 +348,7 @@ def test_the_page_has_what_was_measured() -> None:
     assert {float(Fraction(gain)): cell for gain, (cell,) in told("distance between").items()} == {
         gain: "diverges" if it > 1e6 else f"{it:.3g}" for gain, it in distances.items()
     }
-    words = " ".join(DOCUMENTS["docs/ladder.md"].read_text("utf-8").split())
-    cosines = [f"{it:.2f}" for it in MEASURED["cosine of float16 and float32"]]
-    assert f"in float32 is {', '.join(cosines[:-1])} and {cosines[-1]} from" in words
+    assert told("eight bits are enough", "docs/convolution.md") == {
+        name: [f"{it:.3f}" for it in cosines]
+        for name, cosines in MEASURED["cosine with the update for beta to 0"].items()
+    }
