@@ -61,7 +61,7 @@ class Neurons:
     def refresh(self) -> None:
         """Make the operand that of the values, after they have changed."""
         if self.origin is not None:
-            self.operand.copy_(self.moved / unit(self.operand.dtype))
+            torch.div(self.moved, unit(self.operand.dtype), out=self.operand)
         elif self.operand is not self.value:
             self.operand.copy_(self.value)
 
@@ -88,7 +88,9 @@ class Product:
         moved = self.moved.to(dtype)
         if self.origin is None:
             return moved
-        return phase_by_phase(torch.add, moved * self.unit, self.origin, self.axis)
+        if self.unit != 1:
+            moved = moved * self.unit
+        return phase_by_phase(torch.add, moved, self.origin, self.axis)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class Windows:
         here = self._at_winners(i, post.value)
         there = self.origin._at_winners(i, post.origin)
         moved = phase_by_phase(torch.sub, here, there, 0)
-        self.spread[i].copy_(moved / unit(self.spread.dtype))
+        torch.div(moved, unit(self.spread.dtype), out=self.spread[i])
 
     def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
         assert self._winners is not None
