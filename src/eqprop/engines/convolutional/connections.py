@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,12 +44,16 @@ class Connection(ABC):
         synapse: the synapse, whose parameters it reads.
         sigma: activation of the layer after.
         batch: number of samples.
+        origin: the same connection in the state from which its layers are measured, or None.
     """
 
     _back_origin: Tensor | None = None  # the drive of the origin on the layer before
 
-    def __init__(self, synapse: Synapses, sigma: Activation, batch: int) -> None:
+    def __init__(
+        self, synapse: Synapses, sigma: Activation, batch: int, origin: Self | None = None
+    ) -> None:
         self.synapse, self.members, self.sigma = synapse, math.prod(synapse.ensemble), sigma
+        self.origin = origin
         self.drive = empty_layer(self.members, batch, synapse.ends[1], synapse.weight)
         self.driven = False  # whether `drive` is that of the layer before and the weights
         self._spread = False  # whether what goes back is that of both layers and the weights
@@ -58,7 +63,8 @@ class Connection(ABC):
 
     def read(self) -> None:
         """Read the parameters again, after they have moved. With an origin: after that one has."""
-        self._read()
+        if self.origin is None:
+            self._read()
         self.pre_moved()
         self._forget_origin()
 
@@ -69,7 +75,6 @@ class Connection(ABC):
     def _forget_origin(self) -> None:
         self._back_origin = None
 
-    @abstractmethod
     def refer(self, pre: Neurons, post: Neurons, back: bool) -> None:
         """Make sure that the products of the origin are there.
 
@@ -78,6 +83,14 @@ class Connection(ABC):
             post: the layer after, at the origin.
             back: whether the drive on the layer before is asked for, too.
         """
+        assert self.origin is not None
+        self._refer(self.origin, pre, post)
+        if back and self._back_origin is None:
+            self._back_origin = self.origin.back(pre, post).moved
+
+    @abstractmethod
+    def _refer(self, origin: Self, pre: Neurons, post: Neurons) -> None:
+        """Make sure that what the drive on the layer after is measured from is there."""
 
     def post_moved(self) -> None:
         """Forget what depends on the layer after, which another connection has moved."""
@@ -188,8 +201,7 @@ class Convolution(Connection):
         precision: torch.dtype,
         origin: Convolution | None = None,
     ) -> None:
-        super().__init__(synapse, sigma, batch)
-        self.origin = origin
+        super().__init__(synapse, sigma, batch, origin)
         self.stride, self.padding, self.left_out = (
             synapse.stride,
             synapse.padding,
@@ -220,16 +232,11 @@ class Convolution(Connection):
         super()._forget_origin()
         self._convolved_origin = None
 
-    def refer(self, pre: Neurons, post: Neurons, back: bool) -> None:
-        assert self.origin is not None
+    def _refer(self, origin: Self, pre: Neurons, post: Neurons) -> None:
         if self._convolved_origin is None:
-            self._convolved_origin = self.origin.pool(pre, post)
-        if back and self._back_origin is None:
-            self._back_origin = self.origin.back(pre, post).moved
+            self._convolved_origin = origin.pool(pre, post)
 
     def _read(self) -> None:
-        if self.origin is not None:
-            return
         self.weight.copy_(self._by_member(self.synapse.weight))
         if self.synapse.backward_weight is not None:
             self.backward.copy_(self._by_member(self.synapse.backward_weight))
@@ -331,8 +338,7 @@ class AllToAll(Connection):
     def __init__(
         self, synapse: Dense, sigma: Activation, batch: int, origin: AllToAll | None = None
     ) -> None:
-        super().__init__(synapse, sigma, batch)
-        self.origin = origin
+        super().__init__(synapse, sigma, batch, origin)
         device = synapse.weight.device
         rows, columns = (memory_order(shape, device) for shape in synapse.ends)
         self.here = (slice(None), rows[:, None], columns)  # of the weight, as it is read
@@ -345,15 +351,10 @@ class AllToAll(Connection):
         else:
             self.weight, self.backward, self.bias = origin.weight, origin.backward, origin.bias
 
-    def refer(self, pre: Neurons, post: Neurons, back: bool) -> None:
-        assert self.origin is not None
-        self.origin.forward(pre, post)
-        if back and self._back_origin is None:
-            self._back_origin = self.origin.back(pre, post).moved
+    def _refer(self, origin: Self, pre: Neurons, post: Neurons) -> None:
+        origin.forward(pre, post)
 
     def _read(self) -> None:
-        if self.origin is not None:
-            return
         self.weight.copy_(self._by_member(self.synapse.weight)[self.here])
         if self.synapse.backward_weight is not None:
             self.backward.copy_(self._by_member(self.synapse.backward_weight)[self.there])
