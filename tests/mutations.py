@@ -632,9 +632,46 @@ DEFECTS = (
     Defect(
         "convolutional engine: nudged phases multiply states, not differences from the free state",
         "engines/convolutional/minibatch.py",
-        "origin = None if self.rule.continual else self.free",
+        "origin = self.free if measured else None",
         "origin = None",
         "test_convolutional.py::test_a_small_nudge_survives_rounding",
+    ),
+    Defect(
+        "convolutional engine: C-EP multiplies states, not differences from the free state",
+        "engines/convolutional/minibatch.py",
+        "measured = not moving or convolutions_round(self.beta, self._precision)",
+        "measured = not moving",
+        "test_convolutional.py::test_a_small_nudge_survives_rounding",
+    ),
+    Defect(
+        "convolutional engine: the free state drives with the weights that it was found with",
+        "engines/convolutional/connections.py",
+        "[(pre, self.weight.operand), stayed]",
+        "[(pre, self.weight.operand)]",
+        "test_convolutional.py::test_moving_weights_measured_from_the_free_state",
+    ),
+    Defect(
+        "convolutional engine: the free state goes back with the weights that it was found with",
+        "engines/convolutional/connections.py",
+        "self.origin._spreading(*self._ends_origin), self.backward.change)",
+        "self.origin._spreading(*self._ends_origin), 0 * self.backward.change)",
+        "test_convolutional.py::test_moving_weights_measured_from_the_free_state",
+    ),
+    Defect(
+        "convolutional engine: a dense layer keeps the bias of the free state",
+        "engines/convolutional/connections.py",
+        "product += self.bias.change",
+        "pass",
+        "test_convolutional.py::test_moving_weights_measured_from_the_free_state",
+    ),
+    Defect(
+        "convolutional engine: steps of C-EP are rounded one by one",
+        "engines/convolutional/minibatch.py",
+        "                for p, value in zip(self.net.parameters(), start, strict=True):\n"
+        "                    p.copy_(value)\n"
+        "                self.mover.move(self.gradients)\n",
+        "                self.mover.move(self.gradients)\n                self._clear()\n",
+        "test_convolutional.py::test_steps_of_continual_rules_below_the_rounding_of_the_weights",
     ),
     Defect(
         "convolutional engine: the nudge decides ties that rounding has made",

@@ -19,7 +19,7 @@ from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.activations import HARD_SIGMOID, as_activation
 from eqprop.data import Split
 from eqprop.engines import ConvolutionalEngine
-from eqprop.engines.convolutional import connections
+from eqprop.engines.convolutional import connections, minibatch
 from eqprop.engines.convolutional.layers import (
     Neurons,
     Product,
@@ -217,7 +217,11 @@ def poison(engine):
             layers = [part.x, *part.s]
             buffers += [part.y, *(it.value for it in layers), *(it.operand for it in layers)]
             for connection in part.connections:
-                buffers += [connection.drive, connection.weight, connection.backward]
+                buffers.append(connection.drive)
+                for weights in (connection.weight, connection.backward):
+                    buffers.append(weights.operand)
+                    if weights.moving:
+                        buffers += [weights.change, weights._start]
         for buffer in buffers:
             buffer.fill_(torch.nan)
 
@@ -841,7 +845,7 @@ def test_cross_entropy_with_the_kernel(kind, tying, monkeypatch):
 
 @pytest.mark.parametrize("precision", eqprop.engines.PRECISIONS)
 @pytest.mark.parametrize("in_turn", [False, True])
-@pytest.mark.parametrize(("kind", "tying"), [(eqprop.EP, "tied"), (eqprop.VF, "untied")])
+@any_rule
 def test_a_small_nudge_survives_rounding(kind, tying, in_turn, precision):
     """β is less than the rounding of a state, and layers are pooled. Products of states instead of
     differences from the free state would leave nothing of the gradient.
@@ -856,15 +860,73 @@ def test_a_small_nudge_survives_rounding(kind, tying, in_turn, precision):
     )
     x, y = a_minibatch(net, batch=16)
     moves = []
-    for dtype, it in ((torch.float64, None), (torch.float32, precision)):
-        one = copy.deepcopy(net).to(dtype)
-        engine = eqprop.make_engine(one, rule, 0.1, "convolutional", precision=it)
+    for dtype, it, device in (
+        (torch.float64, None, "cpu"),
+        (torch.float32, precision, DEVICE),
+    ):
+        one = copy.deepcopy(net).to(device, dtype)
+        rate = 3e-6 if rule.continual else 0.1  # C-EP needs η ≪ β
+        engine = eqprop.make_engine(one, rule, rate, "convolutional", precision=it)
         before = [p.clone() for p in one.parameters()]
-        engine.step(x.to(dtype), y.to(dtype))
-        moves.append([p - b for p, b in zip(one.parameters(), before, strict=True)])
+        engine.step(x.to(device, dtype), y.to(device, dtype))
+        pairs = zip(one.parameters(), before, strict=True)
+        moves.append([(p - b).double().cpu() for p, b in pairs])
     for exact, rough in zip(*moves, strict=True):
-        cosine = torch.cosine_similarity(exact.flatten(), rough.double().flatten(), 0)
-        assert cosine > 0.95
+        cosine = torch.cosine_similarity(exact.flatten(), rough.flatten(), 0)
+        # C-EP multiplies its errors; products of states leave less than 0.1 in bfloat16
+        assert cosine > (0.6 if rule.continual and precision == torch.bfloat16 else 0.95)
+
+
+@pytest.mark.parametrize("nudged_in_turn", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(partial(a_network, chain) for chain in CHAINS),
+        *(pytest.param(partial(a_graph, graph), marks=pytest.mark.slow) for graph in GRAPHS),
+    ],
+)
+@pytest.mark.parametrize(("kind", "tying"), RULES[1::2])
+def test_moving_weights_measured_from_the_free_state(
+    kind, tying, made, nudged_in_turn, monkeypatch
+):
+    """As if convolutions rounded. Without windows in which every value is zero: there a rounding
+    decides who wins.
+    """
+    monkeypatch.setattr(minibatch, "convolutions_round", lambda *_: True)
+    rule = a_rule(kind, in_turn=True, nudged_in_turn=nudged_in_turn)
+    slow, fast = a_pair(made(activation="sigmoid", tying=tying), rule)
+    assert_parity(slow, fast)
+    assert all(work.nudged.origin is work.free for work in fast._minibatches.values())
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "tying"), RULES[1::2])
+@pytest.mark.parametrize("chain", ["no dense layer", "three convolutions"])
+def test_moving_weights_with_the_kernel(chain, kind, tying, monkeypatch):
+    monkeypatch.setattr(connections, "Windows", fused().FusedWindows)
+    monkeypatch.setattr(minibatch, "convolutions_round", lambda *_: True)
+    rule = a_rule(kind, in_turn=True, nudged_in_turn=True)
+    slow, fast = a_pair(a_network(chain, activation="sigmoid", tying=tying), rule)
+    assert_parity_on(DEVICE, slow, fast.model, rule)
+
+
+@pytest.mark.parametrize(("kind", "tying"), RULES[1::2])
+def test_steps_of_continual_rules_below_the_rounding_of_the_weights(kind, tying):
+    """Each of 60 steps is about as small as the rounding of a weight in float32."""
+    net = a_network(dtype=torch.float64, activation="sigmoid", tying=tying)
+    rule = a_rule(kind, nudged_steps=30)
+    x, y = a_minibatch(net, batch=16)
+    moves = []
+    for dtype in (torch.float64, torch.float32):
+        one = copy.deepcopy(net).to(dtype)
+        engine = eqprop.make_engine(one, rule, 3e-5, "convolutional")
+        engine.step(x.to(dtype), y.to(dtype))
+        pairs = zip(one.parameters(), net.parameters(), strict=True)
+        moves.append(torch.cat([(p.double() - b.to(dtype)).flatten() for p, b in pairs]))
+    exact, rough = moves
+    distance = float((exact - rough).norm() / exact.norm())
+    assert distance < 0.003
 
 
 @pytest.mark.parametrize("precision", eqprop.engines.PRECISIONS)
@@ -996,7 +1058,7 @@ def test_the_network_for_cifar10_on_a_gpu(precision):
     pairs = zip(exact.model.parameters(), net.cpu().parameters(), before, strict=True)
     far = [float((b.double() - a).norm() / (a - start).norm()) for a, b, start in pairs]
     assert max(far[-4:]) < 0.1
-    assert max(far) < 10
+    assert max(far) < 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -2,14 +2,16 @@
 
 A connection computes its drive on the layer after it once per state and weight. What it computes
 on the way serves the way back. One with an origin, the same connection in the state from which its
-layers are measured, has the parameters of that one and adds to its products.
+layers are measured, adds to the products of that one: W s = W₀ s₀ + W (s − s₀) + (W − W₀) s₀. The
+last term is there if its parameters move.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from importlib.util import find_spec
 from typing import Self
 
@@ -31,6 +33,7 @@ from eqprop.engines.convolutional.layers import (
     scaled,
     unit,
 )
+from eqprop.engines.convolutional.weights import Weights
 from eqprop.engines.convolutional.windows import Windows, activate
 from eqprop.synapses import Conv2d, Dense, Synapses
 
@@ -45,15 +48,24 @@ class Connection(ABC):
         sigma: activation of the layer after.
         batch: number of samples.
         origin: the same connection in the state from which its layers are measured, or None.
+        moving: whether its parameters move away from those of the origin.
     """
 
+    weight: Weights
+    backward: Weights  # in the layout of the way back
     _back_origin: Tensor | None = None  # the drive of the origin on the layer before
+    _ends_origin: tuple[Neurons, Neurons]  # both layers, at the origin
 
     def __init__(
-        self, synapse: Synapses, sigma: Activation, batch: int, origin: Self | None = None
+        self,
+        synapse: Synapses,
+        sigma: Activation,
+        batch: int,
+        origin: Self | None = None,
+        moving: bool = False,
     ) -> None:
         self.synapse, self.members, self.sigma = synapse, math.prod(synapse.ensemble), sigma
-        self.origin = origin
+        self.origin, self.moving = origin, moving
         self.drive = empty_layer(self.members, batch, synapse.ends[1], synapse.weight)
         self.driven = False  # whether `drive` is that of the layer before and the weights
         self._spread = False  # whether what goes back is that of both layers and the weights
@@ -63,10 +75,15 @@ class Connection(ABC):
 
     def read(self) -> None:
         """Read the parameters again, after they have moved. With an origin: after that one has."""
-        if self.origin is None:
-            self._read()
+        if self.origin is None or self.moving:
+            self._read(start=True)
         self.pre_moved()
         self._forget_origin()
+
+    def follow(self) -> None:
+        """Read the parameters again, which have moved since the origin read them."""
+        self._read(start=False)
+        self.pre_moved()
 
     def pre_moved(self) -> None:
         """Forget what depends on the layer before, which has moved."""
@@ -84,6 +101,7 @@ class Connection(ABC):
             back: whether the drive on the layer before is asked for, too.
         """
         assert self.origin is not None
+        self._ends_origin = pre, post
         self._refer(self.origin, pre, post)
         if back and self._back_origin is None:
             self._back_origin = self.origin.back(pre, post).moved
@@ -97,7 +115,18 @@ class Connection(ABC):
         self._spread = False
 
     @abstractmethod
-    def _read(self) -> None: ...
+    def _read(self, start: bool) -> None: ...
+
+    def _measures(self, pre: Neurons) -> bool:
+        """Whether products with the layer before are measured from those of the origin."""
+        return self.moving or pre.origin is not None
+
+    def _factors(self, pre: Neurons) -> list[tuple[Neurons, Tensor]]:
+        """Return layers and weights, whose products add up to what is measured."""
+        if not self.moving:
+            return [(pre, self.weight.operand)]
+        stayed = self._ends_origin[0], self.weight.change
+        return [stayed] if pre.origin is None else [(pre, self.weight.operand), stayed]
 
     @abstractmethod
     def forward(self, pre: Neurons, post: Neurons) -> None:
@@ -188,6 +217,7 @@ class Convolution(Connection):
         batch: number of samples.
         precision: dtype of what it multiplies. Sums have the dtype of the parameters.
         origin: the same connection in the state from which its layers are measured, or None.
+        moving: whether its parameters move away from those of the origin.
     """
 
     windows: Windows
@@ -200,8 +230,9 @@ class Convolution(Connection):
         batch: int,
         precision: torch.dtype,
         origin: Convolution | None = None,
+        moving: bool = False,
     ) -> None:
-        super().__init__(synapse, sigma, batch, origin)
+        super().__init__(synapse, sigma, batch, origin, moving)
         self.stride, self.padding, self.left_out = (
             synapse.stride,
             synapse.padding,
@@ -209,10 +240,10 @@ class Convolution(Connection):
         )
         weight = self._by_member(synapse.weight)
         members, channels, *kernel = weight.shape
-        if origin is None:
-            like = weight.new_empty((), dtype=precision)
-            self.weight = empty_layer(members, channels, tuple(kernel), like)
-            self.backward = torch.empty_like(self.weight) if synapse.untied else self.weight
+        if origin is None or moving:
+            place = empty_layer(members, channels, tuple(kernel), weight)
+            self.weight = Weights(place, precision, moving)
+            self.backward = Weights(place, precision, moving) if synapse.untied else self.weight
         else:
             self.weight, self.backward = origin.weight, origin.backward
         # a sum over batch and positions of products of at most one, times this, fits float16
@@ -236,18 +267,21 @@ class Convolution(Connection):
         if self._convolved_origin is None:
             self._convolved_origin = origin.pool(pre, post)
 
-    def _read(self) -> None:
-        self.weight.copy_(self._by_member(self.synapse.weight))
+    def _read(self, start: bool) -> None:
+        self.weight.read(self._by_member(self.synapse.weight), start)
         if self.synapse.backward_weight is not None:
-            self.backward.copy_(self._by_member(self.synapse.backward_weight))
+            self.backward.read(self._by_member(self.synapse.backward_weight), start)
 
     def _bias(self, i: int) -> Tensor | None:
         bias = self.synapse.bias
         return None if bias is None else self._by_member(bias)[i]
 
     def _convolve(self, i: int, pre: Neurons) -> Product:
-        moved = conv2d(pre.operand[i], self.weight[i], None, self.stride, self.padding)
-        if pre.origin is None:
+        moved = _sum(
+            conv2d(layer.operand[i], weight[i], None, self.stride, self.padding)
+            for layer, weight in self._factors(pre)
+        )
+        if not self._measures(pre):
             return Product(moved, axis=0)
         assert self._convolved_origin is not None
         return Product(moved, self._convolved_origin[i], unit(moved.dtype), 0)
@@ -267,9 +301,15 @@ class Convolution(Connection):
         return [it.moved for it in convolved]
 
     def back(self, pre: Neurons, post: Neurons) -> Product:
-        spread = self._spreading(pre, post)
+        factors = [(self._spreading(pre, post), self.backward.operand)]
+        if self.moving:
+            assert self.origin is not None
+            factors.append((self.origin._spreading(*self._ends_origin), self.backward.change))
         geometry = (None, self.stride, self.padding, self.left_out)
-        found = [conv_transpose2d(spread[i], self.backward[i], *geometry) for i in self._all]
+        found = [
+            _sum(conv_transpose2d(spread[i], weight[i], *geometry) for spread, weight in factors)
+            for i in self._all
+        ]
         moved = found[0][None] if self.members == 1 else torch.stack(found)
         if self._back_origin is None:
             return Product(moved)
@@ -308,7 +348,7 @@ class Convolution(Connection):
         return self.windows.at_winners(post)
 
     def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
-        total, precision = self._by_member(into), self.weight.dtype
+        total, precision = self._by_member(into), self.weight.operand.dtype
         most = factor.abs().amax(1)  # applied to the sum: float16 has no room for small numbers
         spread = scaled(spread, self._room * factor / most[:, None])
         for i in self._all:
@@ -317,7 +357,7 @@ class Convolution(Connection):
 
     def _product(self, pre: Tensor, spread: Tensor) -> Tensor:
         """Return ∂/∂W of Σ spread · conv(pre) for one member, summed over the batch."""
-        shape = self.weight.shape[1:]
+        shape = self.weight.operand.shape[1:]
         found: Tensor = conv2d_weight(pre, shape, spread, self.stride, self.padding)
         return found
 
@@ -333,52 +373,63 @@ class AllToAll(Connection):
         sigma: activation of the layer after.
         batch: number of samples.
         origin: the same connection in the state from which its layers are measured, or None.
+        moving: whether its parameters move away from those of the origin.
     """
 
+    bias: Weights
+
     def __init__(
-        self, synapse: Dense, sigma: Activation, batch: int, origin: AllToAll | None = None
+        self,
+        synapse: Dense,
+        sigma: Activation,
+        batch: int,
+        origin: AllToAll | None = None,
+        moving: bool = False,
     ) -> None:
-        super().__init__(synapse, sigma, batch, origin)
-        device = synapse.weight.device
-        rows, columns = (memory_order(shape, device) for shape in synapse.ends)
+        super().__init__(synapse, sigma, batch, origin, moving)
+        like = self._by_member(synapse.weight)
+        rows, columns = (memory_order(shape, like.device) for shape in synapse.ends)
         self.here = (slice(None), rows[:, None], columns)  # of the weight, as it is read
-        self.there = (slice(None), columns[:, None], rows)  # of the backward weight
         self.columns = columns
-        if origin is None:
-            self.weight = torch.empty_like(self._by_member(synapse.weight))
-            self.backward = torch.empty_like(self.weight.mT) if synapse.untied else self.weight.mT
-            self.bias = self.weight.new_zeros(self.members, 1, len(columns))
+        if origin is None or moving:
+            self.weight = Weights(like, like.dtype, moving)
+            self.backward = Weights(like, like.dtype, moving) if synapse.untied else self.weight
+            self.bias = Weights(like.new_empty(self.members, 1, len(columns)), like.dtype, moving)
+            self.bias.read(torch.zeros_like(self.bias.operand), start=True)
         else:
             self.weight, self.backward, self.bias = origin.weight, origin.backward, origin.bias
 
     def _refer(self, origin: Self, pre: Neurons, post: Neurons) -> None:
         origin.forward(pre, post)
 
-    def _read(self) -> None:
-        self.weight.copy_(self._by_member(self.synapse.weight)[self.here])
+    def _read(self, start: bool) -> None:
+        self.weight.read(self._by_member(self.synapse.weight)[self.here], start)
         if self.synapse.backward_weight is not None:
-            self.backward.copy_(self._by_member(self.synapse.backward_weight)[self.there])
+            backward = self._by_member(self.synapse.backward_weight).mT
+            self.backward.read(backward[self.here], start)
         if self.synapse.bias is not None:
-            self.bias.copy_(self._by_member(self.synapse.bias)[:, None, self.columns])
+            self.bias.read(self._by_member(self.synapse.bias)[:, None, self.columns], start)
 
     def forward(self, pre: Neurons, post: Neurons) -> None:
         if self.driven:
             return
-        drive = flat(self.drive)
-        if pre.origin is None:
-            torch.baddbmm(self.bias, flat(pre.value), self.weight, out=drive)
+        product = _sum(flat(layer.moved) @ weight for layer, weight in self._factors(pre))
+        if not self._measures(pre):
+            product += self.bias.operand
         else:
             assert self.origin is not None
-            torch.bmm(flat(pre.moved), self.weight, out=drive)
-            drive.copy_(phase_by_phase(torch.add, drive, flat(self.origin.drive), 1))
+            if self.moving:
+                product += self.bias.change
+            product = phase_by_phase(torch.add, product, flat(self.origin.drive), 1)
+        flat(self.drive).copy_(product)
         self.driven = True
 
     def back(self, pre: Neurons, post: Neurons) -> Product:
         found = empty_layer(self.members, post.value.shape[1], self.synapse.ends[0], self.drive)
-        if self._back_origin is None:
-            torch.bmm(flat(post.value), self.backward, out=flat(found))
-        else:
-            torch.bmm(flat(post.moved), self.backward, out=flat(found))
+        torch.bmm(flat(post.moved), self.backward.operand.mT, out=flat(found))
+        if self.moving:
+            _, there = self._ends_origin
+            flat(found).baddbmm_(flat(there.value), self.backward.change.mT)
         return Product(found, self._back_origin)
 
     def move(self, pre: Neurons, post: Neurons, back: Product | None, nudge: Tensor | None) -> None:
@@ -403,14 +454,15 @@ def connect(
     batch: int,
     precision: torch.dtype,
     origin: Connection | None = None,
+    moving: bool = False,
 ) -> Connection:
     """Return the connection of a synapse. The arguments are those of `Convolution`."""
     if isinstance(synapse, Conv2d):
         assert isinstance(origin, Convolution | None)
-        return Convolution(synapse, sigma, batch, precision, origin)
+        return Convolution(synapse, sigma, batch, precision, origin, moving)
     assert isinstance(synapse, Dense)
     assert isinstance(origin, AllToAll | None)
-    return AllToAll(synapse, sigma, batch, origin)
+    return AllToAll(synapse, sigma, batch, origin, moving)
 
 
 def move_layer(sigma: Activation, drive: Tensor, nudge: Tensor | None, layer: Neurons) -> None:
@@ -419,6 +471,10 @@ def move_layer(sigma: Activation, drive: Tensor, nudge: Tensor | None, layer: Ne
     if nudge is not None:
         layer.value.sub_(nudge)
     layer.refresh()
+
+
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, terms)
 
 
 def _fused() -> type[Windows]:

@@ -31,8 +31,9 @@ class Dynamics:
         readout: output of the network, and how it is nudged.
         batch: number of samples.
         precision: dtype of what convolutions multiply.
-        origin: the state from which this one starts, with the same parameters, and from which it is
-            measured; or None. It may have several times fewer samples.
+        origin: the state from which this one starts, and from which it is measured; or None. It may
+            have several times fewer samples.
+        moving: whether the parameters move away from those of the origin, if there is one.
     """
 
     s: list[Neurons]
@@ -45,8 +46,10 @@ class Dynamics:
         batch: int,
         precision: torch.dtype,
         origin: Dynamics | None = None,
+        moving: bool = False,
     ) -> None:
-        self.net, self.readout, self.batch, self.origin = net, readout, batch, origin
+        self.net, self.readout, self.batch = net, readout, batch
+        self.origin, self._moving = origin, moving and origin is not None
         self.members = math.prod(net.ensemble)
         like = net.synapses[0].weight
 
@@ -60,7 +63,7 @@ class Dynamics:
         self.y = like.new_zeros(*net.ensemble, batch, readout.width)
         same = origin.connections if origin else [None] * len(net.edges)
         self.connections = [
-            connect(synapse, net.activations[post], batch, precision, other)
+            connect(synapse, net.activations[post], batch, precision, other, self._moving)
             for synapse, (_, post), other in zip(net.synapses, net.edges, same, strict=True)
         ]
         self._ends = [(self.x if i is None else self.s[i], self.s[k]) for i, k in net.edges]
@@ -80,6 +83,11 @@ class Dynamics:
         """Read the parameters again, after they have moved."""
         for connection in self.connections:
             connection.read()
+
+    def follow(self) -> None:
+        """Read the parameters again, which have moved since the origin read them."""
+        for connection in self.connections:
+            connection.follow()
 
     def rest(self) -> None:
         """Set every neuron to zero."""
@@ -139,7 +147,8 @@ class Dynamics:
             return
         for k in layers:
             for c in {*self._into[k], *self._out_of[k]}:
-                if self.net.edges[c][0] is not None:  # the input stays, and is its own origin
+                from_input = self.net.edges[c][0] is None  # it stays, and is its own origin
+                if self._moving or not from_input:
                     back = c in self._out_of[k]
                     self.connections[c].refer(*self.origin._ends[c], back)
 

@@ -68,9 +68,12 @@ class Minibatch:
     @cached_property
     def nudged(self) -> Dynamics:
         """The state of the nudged phases: if θ is fixed, all of them, in a row along the batch."""
-        phases = 1 if self.rule.continual else len(self._signs)
-        origin = None if self.rule.continual else self.free
-        return Dynamics(self.net, self.readout, phases * self.batch, self._precision, origin)
+        moving = self.rule.continual
+        batch = self.batch if moving else self._samples
+        # while θ moves, an origin costs twice as many convolutions
+        measured = not moving or convolutions_round(self.beta, self._precision)
+        origin = self.free if measured else None
+        return Dynamics(self.net, self.readout, batch, self._precision, origin, moving)
 
     # what the engine asks for
 
@@ -171,14 +174,18 @@ class Minibatch:
 
         C-EP: along −(∂Φ/∂θ(s_{t+1}) − ∂Φ/∂θ(s_t)) / β.
         C-VF: along −(∂F/∂θ(s_t))ᵀ·(s_{t+1} − s_t) / β.
+
+        A step may be less than the rounding of θ. So the gradients add up over the steps, and θ
+        moves along their sum from where it started.
         """
         self._relax(self.rule.free_steps)
+        self._clear()
+        start = [p.clone() for p in self.net.parameters()]
         self.nudged.read()
         for phase, sign in enumerate(self._signs):
             self.nudged.copy(self.free)
             beta = self._per_sample([sign])
             for t in range(self.rule.horizon):
-                self._clear()
                 if self.rule.vector_field:
                     self._step(t, beta, self._all)
                     self._share_updates()
@@ -189,8 +196,10 @@ class Minibatch:
                     self._add_contrast(layers, before, self.nudged.ends(layers), beta)
                 if phase == t == 0:
                     self._add_readout()
+                for p, value in zip(self.net.parameters(), start, strict=True):
+                    p.copy_(value)
                 self.mover.move(self.gradients)
-                self.nudged.read()
+                self.nudged.follow()
 
     def _step(self, t: int, beta: Tensor, synapses: Sequence[int]) -> None:
         """Take nudged step t, and add its vector-field update of some synapses."""
@@ -232,3 +241,9 @@ class Minibatch:
     def _add_readout(self) -> None:
         for field, gradient in self.readout.gradients(self.free.state, self.free.y).items():
             self.gradients[f"readout.{field}"].copy_(gradient)
+
+
+def convolutions_round(like: Tensor, precision: torch.dtype) -> bool:
+    """Return whether convolutions round what they multiply, for parameters like this one."""
+    tf32 = like.is_cuda and like.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    return tf32 or precision != like.dtype
