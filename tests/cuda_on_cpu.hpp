@@ -29,7 +29,7 @@ static Index threadIdx, blockIdx;
 
 /* ---- fibers ---- */
 
-struct Crowd { int arrived = 0, generation = 0; };
+struct Crowd { int arrived = 0; unsigned char generation = 0; };
 struct Warp : Crowd {
     u64 given[2][32];
     char shown[2][32 * sizeof(u64[6])];
@@ -42,9 +42,12 @@ struct Block : Crowd {
 struct Fiber {
     ucontext_t beginning;
     jmp_buf place; /* where it was left: a jump, unlike a change of context, asks nothing of the kernel */
+    const unsigned char *watched; /* it waits for as long as there is `seen` */
+    unsigned char seen;
     std::unique_ptr<char[]> stack;
     int block, thread;
     bool begun = false, done = false;
+    bool waits() const { return begun && *watched == seen; }
 };
 static std::vector<Block> blocks;
 static Crowd cluster;
@@ -52,22 +55,23 @@ static Fiber *current;
 static jmp_buf scheduler;
 static long happened; /* grows whenever somebody who waits may go on */
 
-static void let_others_run() {
+static void wait_while(const unsigned char &watched, unsigned char seen) {
+    if (watched != seen) return;
+    current->watched = &watched;
+    current->seen = seen;
     if (!_setjmp(current->place)) _longjmp(scheduler, 1);
 }
 static Block &block() { return blocks[current->block]; }
 static Warp &warp() { return block().warps[current->thread / 32]; }
 static int lane() { return current->thread % 32; }
 
-static int wait_for_all(Crowd &crowd, int size) {
-    int generation = crowd.generation;
+static void wait_for_all(Crowd &crowd, int size) {
     if (++crowd.arrived == size) {
         crowd.arrived = 0;
         crowd.generation++;
         happened++;
     } else
-        while (crowd.generation == generation) let_others_run();
-    return generation;
+        wait_while(crowd.generation, crowd.generation);
 }
 
 /* ---- what CUDA has ---- */
@@ -144,7 +148,7 @@ static void send_quad(Quad *place, u64 *barrier, u32 rank, const Quad &q) {
     send_block(place, &q, sizeof q, barrier, rank);
 }
 static void receive(u64 *barrier, u32 phase) {
-    while ((u32)((Barrier *)barrier)->phase == phase) let_others_run();
+    wait_while(((Barrier *)barrier)->phase, phase);
 }
 template <int size> static void copy_in_background(void *to, const void *from) { memcpy(to, from, size); }
 static void wait_for_copies() {}
@@ -167,19 +171,19 @@ static u32 halves(float first, float second) { return to_half(first) | to_half(s
 static float first_half(u32 word) { return from_half(word); }
 static float second_half(u32 word) { return from_half(word >> 16); }
 
-struct Fragments { u32 a[4], b[2]; };
+struct Fragments { float a[4][2], b[2][2]; };
 static void multiply_add(float *c, const u32 *a, const u32 *b) {
     Fragments mine;
-    memcpy(mine.a, a, sizeof mine.a);
-    memcpy(mine.b, b, sizeof mine.b);
+    for (int i = 0; i < 4; i++) mine.a[i][0] = first_half(a[i]), mine.a[i][1] = second_half(a[i]);
+    for (int i = 0; i < 2; i++) mine.b[i][0] = first_half(b[i]), mine.b[i][1] = second_half(b[i]);
     const Fragments *all = gather(mine);
     for (int i = 0; i < 4; i++) {
         int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
         double sum = c[i];
         for (int k = 0; k < 16; k++) {
-            u32 left = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
-            u32 right = all[column * 4 + k % 8 / 2].b[k / 8];
-            sum += (double)from_half(k % 2 ? left >> 16 : left) * from_half(k % 2 ? right >> 16 : right);
+            float left = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2][k % 2];
+            float right = all[column * 4 + k % 8 / 2].b[k / 8][k % 2];
+            sum += (double)left * right;
         }
         c[i] = (float)sum;
         if (fabs(c[i]) > fabs(sum)) c[i] = nextafterf(c[i], 0); /* towards zero, as the chip rounds here */
@@ -256,7 +260,7 @@ static int run_cluster(int first_block, int threads, size_t bytes, void (*kernel
         for (size_t k = 0; k < fibers.size(); k++) {
             Fiber &f = fibers[backwards ? fibers.size() - 1 - k : k];
             size_t warp = (&f - &fibers[0]) / 32;
-            if (f.done || (warp + warps - first) % warps < held) continue;
+            if (f.done || f.waits() || (warp + warps - first) % warps < held) continue;
             current = &f;
             threadIdx.x = f.thread;
             blockIdx.x = first_block + f.block;
