@@ -5,6 +5,7 @@ It is not for what a test says about the start or the end of the interpreter.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ PROCESSES.set_forkserver_preload(["eqprop.cli"])
 
 
 def _work(words: list[str], folder: str, environment: dict[str, str], *ends: Connection) -> None:
+    gc.freeze()  # a collection does not copy the pages of the process that this is a fork of
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,5 +1,6 @@
 """One thread, the same hypothesis examples every time, real MNIST, a browser, the command line."""
 
+import gc
 import io
 import os
 import shutil
@@ -44,6 +45,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Last, they would be what is left at the end, taken over by processes with a cluster each.
     """
     items.sort(key=lambda item: item.path.name != "test_sweep.py")
+
+
+def pytest_collection_finish() -> None:
+    """Spare each garbage collection of a test the libraries and the tests: they stay."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ A defect that survives, or whose line is no longer in the sources, fails the run
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -753,6 +754,7 @@ PROCESSES = get_context("forkserver" if sys.platform == "linux" else "spawn")
 
 def must_fail(folder: Path, tests: list[str]) -> None:
     """End this process with CAUGHT if tests of the package in a folder fail; output in said.txt."""
+    gc.freeze()  # else collections look at all of LIBRARIES, and copy its pages
     with (folder / "said.txt").open("w") as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
