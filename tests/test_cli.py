@@ -559,7 +559,10 @@ def test_incomplete_file_of_a_run_is_named(
 
 
 @pytest.mark.slow
-def test_summary_is_never_read(run: Path, cli: Cli, tmp_path: Path) -> None:
+def test_summary_is_never_read(
+    run: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # slow
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     commands = (("show", folder), ("compare", folder, "--out", tmp_path / "a.png"))
