@@ -8,9 +8,9 @@ the error, the share of images whose answer is already the final one (after four
 of the recipe), and the median residual. "rest" starts from zero. "augmented" starts from the final
 state of the same image under another augmentation, as a run that keeps states from epoch to epoch
 would, if the weights stood still. "an epoch later" also trains between the two. The images are
-from the training set, because only they come again. The last column is the angle between the EP
-gradient with that many sweeps and the one with the most, from rest. Writes
-results/settling-<name of the run>.json.
+from the training set, because only they come again. From rest, also the angle between the EP
+gradient with that many sweeps and the one with the most; and angle and relative length of the
+gradient that nudges once, with the same β > 0. Writes results/settling-<name of the run>.json.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import eqprop
 from eqprop.analysis import angle
 from eqprop.engines import Engine
 from eqprop.network import Network
+from eqprop.nudging import Nudging
 from eqprop.runs import machine
 from eqprop.runs.training import fitting, recipe_engine
 from eqprop.types import State
@@ -72,14 +73,16 @@ class Settling:
         return found
 
 
-def gradient_angles(
+def gradient_errors(
     net: Network, rule: eqprop.EP, x: Tensor, y: Tensor, steps: list[int], most: int
-) -> list[float]:
-    """Return the angle between the EP gradient after each number of steps and that after most."""
+) -> list[dict[str, float]]:
+    """Return how the EP gradient after each number of steps differs from that after most."""
+    assert rule.nudging is not None
+    once = eqprop.OneSided(rule.nudging.beta)
 
-    def gradient(free_steps: int) -> Tensor:
+    def gradient(nudging: Nudging, free_steps: int) -> Tensor:
         short = eqprop.EP(
-            nudging=rule.nudging,
+            nudging=nudging,
             free_steps=free_steps,
             nudged_steps=rule.nudged_steps,
             in_turn=True,
@@ -88,8 +91,19 @@ def gradient_angles(
         (found,) = short.gradients(net, x, y)
         return torch.cat([g.flatten(1) for g in found.values()], 1)[..., None]
 
-    exact = gradient(most)
-    return [float(angle(gradient(n), exact, net.ensemble).mean()) for n in steps]
+    def degrees(given: Tensor) -> float:
+        return float(angle(given, exact, net.ensemble).mean())
+
+    exact, found = gradient(rule.nudging, most), []
+    for n in steps:
+        one_sided = gradient(once, n)
+        record = {
+            "gradient_angle": degrees(gradient(rule.nudging, n)),
+            "one_sided_angle": degrees(one_sided),
+            "one_sided_length": float(one_sided.norm() / exact.norm()),
+        }
+        found.append(record)
+    return found
 
 
 def train(engine: Engine, split: Any, minibatches: int, batch: int) -> None:
@@ -129,9 +143,9 @@ def main() -> int:
     rule = recipe.learning_rule(members)
     assert isinstance(rule, eqprop.EP)
     part = slice(min(options.images, recipe.batch))
-    angles = gradient_angles(net, rule, after[:, part], y[:, part], steps, 4 * usual)
-    for record, degrees in zip(found["rest"], angles, strict=True):
-        record["gradient_angle"] = degrees
+    errors = gradient_errors(net, rule, after[:, part], y[:, part], steps, 4 * usual)
+    for record, error in zip(found["rest"], errors, strict=True):
+        record |= error
     engine = recipe_engine(recipe, members, net)
     train(engine, draw(data.train, seeds, 0), options.minibatches, recipe.batch)
     found["an epoch later"] = settling.measure(after, state, steps)
@@ -140,8 +154,8 @@ def main() -> int:
         for record in records:
             print("  " + "  ".join(f"{key} {value:.4g}" for key, value in record.items()))
     record = {
-        "what": "free phases of training images by number of sweeps; % but for sweeps, residual "
-        "and the angle of the gradient in degrees",
+        "what": "free phases of training images by number of sweeps; % but for sweeps, residual, "
+        "angles of gradients in degrees and their relative length",
         "run": Path(options.run).name,
         "images": options.images,
         "minibatches": options.minibatches,
