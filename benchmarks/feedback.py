@@ -12,7 +12,9 @@ float64:
 - the relative distance between one update of C-EP and one of EP, each divided by η, for rates that
   make (η/β) λ the same in each layer,
 - the cosine between one update of centred EP and that for β → 0 (β = 0.0001 in float64), for each
-  layer, with convolutions in float64 and in bfloat16.
+  layer, with convolutions in float64 and in bfloat16,
+- the same between one update of C-EP with (η/β) λ = 1/4 in float64 and in float32, whose
+  convolutions are in float32 or bfloat16.
 
 Writes results/feedback-cifar10.json, from which docs/ladder.md has its numbers.
 """
@@ -93,17 +95,19 @@ def distance(gain: float, x: Tensor, y: Tensor) -> float:
     return float((continual - exact).norm() / exact.norm())
 
 
-def cosines(x: Tensor, y: Tensor) -> dict[str, list[float]]:
-    """Return the cosine between updates of the weights and those for β → 0, per layer."""
-    base = recipes.changed(RUNGS["centred"], {"weight_decay": 0.0})
-    small = recipes.changed(base, {"beta": 1e-4})
-    exact = moved(engine_of(small, torch.float64), x, y)[::2]
+def cosines(
+    recipe: Recipe, precise: Recipe, x: Tensor, y: Tensor, *names: str
+) -> dict[str, list[float]]:
+    """Return the cosine between updates of the weights and those of a precise recipe, per layer.
+
+    The names are those of dtypes of convolutions. The precise update is in float64.
+    """
+    exact = moved(engine_of(precise, torch.float64), x, y)[::2]
     found = {}
-    for name, dtype, precision in (
-        ("float64", torch.float64, None),
-        ("bfloat16", torch.float32, torch.bfloat16),
-    ):
-        engine = engine_of(base, dtype, precision)
+    for name in names:
+        precision = getattr(torch, name)
+        dtype = torch.promote_types(precision, torch.float32)
+        engine = engine_of(recipe, dtype, precision if precision != dtype else None)
         weights = moved(engine, x.to(dtype), y.to(dtype))[::2]
         found[name] = [
             float(torch.cosine_similarity(a.flatten(), b.double().flatten(), 0))
@@ -122,11 +126,16 @@ def main() -> None:
     x, y = data.train.batch(torch.arange(options.images)[None], torch.float64)
     engine = engine_of(RUNGS["centred"], torch.float64)
     state = engine.relax(x, RUNGS["centred"].rule.free_steps).state
+    centred = recipes.changed(RUNGS["centred"], {"weight_decay": 0.0})
+    small, continual = recipes.changed(centred, {"beta": 1e-4}), RUNGS["c-ep-gain-0.25"]
     found = {
         "what": f"feedback of C-EP in cifar10-conv, the first {options.images} training images",
         "lambda": eigenvalues(engine.model, x, state),
         "distance of C-EP from EP": {str(gain): distance(gain, x, y) for gain in GAINS},
-        "cosine with the update for beta to 0": cosines(x, y),
+        "cosine with the update for beta to 0": cosines(
+            centred, small, x, y, "float64", "bfloat16"
+        ),
+        "cosine of C-EP with float64": cosines(continual, continual, x, y, "float32", "bfloat16"),
         **machine.describe("cpu"),
     }
     RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -20,12 +20,15 @@ from eqprop.sweeps.table import Table
 PAGE = SweepPage("ladder")
 RULES = {"ep": "EP", "continual-ep": "C-EP", "vf": "VF"}
 LOSSES = {"output-layer": "squared error", "cross-entropy": "cross-entropy"}
-SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "weights", "η")
+SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "free sweeps", "weights", "η")
 RESULTS = ("test error, %", "train error, %", "epochs", "s per epoch")
 RANGE = (8.0, 100.0)  # of the errors in every panel
 # {title of a panel: rungs with solid lines, and rungs with dashed ones}
 COMPARISONS = {
-    "Nudging, squared error": (("centred", "random-sign", "one-sided"), ()),
+    "Nudging, squared error": (
+        ("centred", "random-sign", "one-sided"),
+        ("random-sign-settled", "one-sided-settled"),
+    ),
     "Nudging, cross-entropy": (
         ("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
         (),
@@ -48,6 +51,7 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
     assert recipe.nudging is not None
     weights = "tied" if network.tied else f"untied, {network.angle:g}°"
     rates = update.settings[0]
+    steps_per_sweep = 2 if recipe.rule.in_turn else 1
     eta = f"{rates[0]:g}" if len(set(rates)) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     return (
         recipe.name,
@@ -55,6 +59,7 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
         recipe.nudging.kind,
         LOSSES[network.readout],
         "in turn" if recipe.rule.in_turn else "at once",
+        f"{recipe.rule.free_steps // steps_per_sweep}",
         weights + ", shared update" * network.shared_update,
         eta + f", momentum {update.momentum:g}" * bool(update.momentum),
     )
