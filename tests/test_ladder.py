@@ -354,3 +354,7 @@ def test_the_page_has_what_was_measured() -> None:
         name: [f"{it:.3f}" for it in cosines]
         for name, cosines in MEASURED["cosine with the update for beta to 0"].items()
     }
+    assert told("Cosine of an update of C-EP", "docs/convolution.md") == {
+        name: [f"{it:.3f}" for it in cosines]
+        for name, cosines in MEASURED["cosine of C-EP with float64"].items()
+    }
