@@ -52,7 +52,7 @@ class Connection(ABC):
     """
 
     weight: Weights
-    backward: Weights  # in the layout of the way back
+    backward: Weights  # laid out as `weight`, which it is if tied
     _back_origin: Tensor | None = None  # the drive of the origin on the layer before
     _ends_origin: tuple[Neurons, Neurons]  # both layers, at the origin
 
