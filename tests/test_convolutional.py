@@ -671,7 +671,7 @@ def all_work(windows, convolved, bias, back, nudge, post):
     steps = [windows.drive.clone(), windows.spread.clone()]
     windows.turn(0, convolved, bias, back, nudge, post)
     steps += [post.value.clone(), post.operand.clone(), windows.spread.clone()]
-    steps += [windows.at_winners(nudge[None])[0]]
+    steps += [windows.at_winners(nudge[None], it.dtype)[0] for it in (nudge, post.operand)]
     for drive in (None, back):
         windows.move(0, drive, None, post)
         steps += [post.value.clone(), post.operand.clone()]
@@ -760,7 +760,7 @@ def test_the_winner_of_the_origin_wins_a_tie_that_rounding_made(precision):
         phases = kind(2, next(drives), (2, 2), HARD_SIGMOID, precision, origin)
         origin.pool(0, Product(tie, axis=0), None, Neurons(value[:1], value[:1], axis=0))
         phases.pool(0, Product(moved, tie, unit(precision), 0), None, post)
-        won = phases.at_winners(value[None])[0].flatten(1).argmax(1).tolist()
+        won = phases.at_winners(value[None], value.dtype)[0].flatten(1).argmax(1).tolist()
         assert won == ([1, 1, 3] if precision == torch.float16 else [2, 1, 3])
 
 

@@ -187,17 +187,20 @@ class Connection(ABC):
             into: a tensor per parameter.
         """
         if post.difference is not None:
-            self._add(pre.before, self._at_winners(post.difference), factor, into["weight"])
+            self._add_at_winners(pre.before, post.difference, factor, into["weight"])
             if self.synapse.bias is not None:
                 self._add_bias(scaled(post.difference, factor), into["bias"])
         if pre.difference is not None:
             apart = self.synapse.untied and not self.synapse.shared_update
             own = self.synapse.reverse(into["backward_weight"]) if apart else into["weight"]
-            self._add(pre.difference, self._at_winners(post.before), factor, own)
+            self._add_at_winners(pre.difference, post.before, factor, own)
 
-    def _at_winners(self, post: Tensor) -> Tensor:
-        """Return values of the layer after at the positions that won last. Dense: all of them."""
-        return post
+    def _add_at_winners(self, pre: Tensor, post: Tensor, factor: Tensor, into: Tensor) -> None:
+        """Add the same as `_add`, for values of the layer after at the positions that won last.
+
+        Dense: all of them.
+        """
+        self._add(pre, post, factor, into)
 
     @abstractmethod
     def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
@@ -233,6 +236,7 @@ class Convolution(Connection):
         moving: bool = False,
     ) -> None:
         super().__init__(synapse, sigma, batch, origin, moving)
+        self._precision = precision
         self.stride, self.padding, self.left_out = (
             synapse.stride,
             synapse.padding,
@@ -341,19 +345,30 @@ class Convolution(Connection):
         if not self._won and self.windows.size > 1:
             self.pool(pre, post)
         copied = post.value.clone()
-        return Ends(pre.value.clone(), copied, self._at_winners(copied))
+        return Ends(pre.value.clone(), copied, self.windows.at_winners(copied, copied.dtype))
 
-    def _at_winners(self, post: Tensor) -> Tensor:
-        # of a step: it has found those of the state before it, for the drive or for the way back
-        return self.windows.at_winners(post)
+    def _add_at_winners(self, pre: Tensor, post: Tensor, factor: Tensor, into: Tensor) -> None:
+        # The step has found the winners of the state before it, for the drive or for the way back.
+        # Scaled first, because spread they are several times as many.
+        even, rest = self._evened(factor)
+        spread = self.windows.at_winners(scaled(post, even), self._precision)
+        self._add_products(pre, spread, rest, into)
 
     def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
-        total, precision = self._by_member(into), self.weight.operand.dtype
-        most = factor.abs().amax(1)  # applied to the sum: float16 has no room for small numbers
-        spread = scaled(spread, self._room * factor / most[:, None])
+        even, rest = self._evened(factor)
+        self._add_products(pre, scaled(spread, even, self._precision), rest, into)
+
+    def _evened(self, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factors with which sums fit float16, [members, batch], and what they leave for the
+        sums, [members].
+        """
+        most = factor.abs().amax(1)
+        return self._room * factor / most[:, None], most / self._room
+
+    def _add_products(self, pre: Tensor, spread: Tensor, rest: Tensor, into: Tensor) -> None:
+        total = self._by_member(into)
         for i in self._all:
-            operands = pre[i].to(precision), spread[i].to(precision)
-            total[i] += self._product(*operands) * (most[i] / self._room)
+            total[i] += self._product(pre[i].to(self._precision), spread[i]) * rest[i]
 
     def _product(self, pre: Tensor, spread: Tensor) -> Tensor:
         """Return ∂/∂W of Σ spread · conv(pre) for one member, summed over the batch."""

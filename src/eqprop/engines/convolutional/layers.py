@@ -147,9 +147,13 @@ def flat(layer: Tensor) -> Tensor:
     return (layer.movedim(2, -1) if layer.ndim == 5 else layer).flatten(2)
 
 
-def scaled(layer: Tensor, factor: Tensor) -> Tensor:
-    """Return a layer [members, batch, *shape] times one factor per sample, [members, batch]."""
-    return layer * factor.view(*factor.shape, *(1,) * (layer.ndim - 2))
+def scaled(layer: Tensor, factor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a layer [members, batch, *shape] times one factor per sample, [members, batch].
+
+    `dtype` is that of the result, by default that of the layer.
+    """
+    found = torch.empty_like(layer, dtype=dtype or layer.dtype)
+    return torch.mul(layer, factor.view(*factor.shape, *(1,) * (layer.ndim - 2)), out=found)
 
 
 def memory_order(shape: Shape, device: torch.device) -> Tensor:

@@ -105,21 +105,22 @@ class Windows:
             post.value.sub_(nudge)
         post.refresh()
 
-    def at_winners(self, values: Tensor) -> Tensor:
+    def at_winners(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Return values at the positions that won last, and zeros elsewhere.
 
-        `values` is shaped like the layer of all members; the result has height and width before
-        pooling.
+        `values` is shaped like the layer of all members; the result has this dtype, and height and
+        width before pooling.
         """
         if self._winners is None:
-            return values
-        found = [self._at_winners(i, it) for i, it in enumerate(values)]
+            return values.to(dtype)
+        found = [self._at_winners(i, it, dtype) for i, it in enumerate(values)]
         return found[0][None] if len(found) == 1 else torch.stack(found)
 
-    def _at_winners(self, i: int, values: Tensor) -> Tensor:
+    def _at_winners(self, i: int, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the same of one member."""
-        _, batch, *shape = self.spread.shape
-        whole = empty_layer(1, batch, tuple(shape), values).zero_()[0]
+        whole = torch.empty_like(self.spread[i], dtype=dtype)
+        if any(length % self.size for length in whole.shape[2:]):
+            whole.zero_()  # windows leave a rest
         self._spread(i, values, whole)
         return whole
 
@@ -145,7 +146,8 @@ class Windows:
             largest = largest.repeat_interleave(self.size, axis)
         rest = [it - made for it, made in zip(convolved.shape[2:], largest.shape[2:], strict=True)]
         largest = pad(largest, (0, rest[1], 0, rest[0]), value=torch.nan)  # in no window
-        won = self.origin._at_winners(i, torch.ones_like(self.origin.drive[i])) > 0
+        ones = torch.ones_like(self.origin.drive[i])
+        won = self.origin._at_winners(i, ones, ones.dtype) > 0
         return (convolved == largest) & ~won
 
     def _spread_layer(self, i: int, post: Neurons, convolved: Product) -> None:
@@ -157,8 +159,8 @@ class Windows:
             return
         assert self.origin is not None
         assert post.origin is not None
-        here = self._at_winners(i, post.value)
-        there = self.origin._at_winners(i, post.origin)
+        here = self._at_winners(i, post.value, post.value.dtype)
+        there = self.origin._at_winners(i, post.origin, post.value.dtype)
         moved = phase_by_phase(torch.sub, here, there, 0)
         torch.div(moved, unit(self.spread.dtype), out=self.spread[i])
 
