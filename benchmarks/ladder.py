@@ -1,0 +1,96 @@
+"""Time one training minibatch of rungs of the ladder (docs/ladder.md), on one GPU.
+
+    python benchmarks/ladder.py [RUNG ...] [--rounds N] [--kernels N]
+
+Rungs are interleaved round by round and compared by medians, with random images that are drawn and
+augmented as in training, several minibatches per call. By default one rung of each kind is timed:
+the others do the same work. With --kernels N the script also prints the N kernels that take most of
+the time of each rung. Writes results/ladder-gpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+
+import torch
+from convolution import RESULTS, epoch, milliseconds
+from torch.profiler import ProfilerActivity, profile
+
+from eqprop.engines import Engine
+from eqprop.runs import machine
+from eqprop.runs.recipe import Recipe
+from eqprop.runs.training import recipe_engine
+from eqprop.sweeps.file import read
+
+RUNGS = {recipe.name: recipe for recipe in read(RESULTS.parent / "examples" / "ladder.toml")}
+KINDS = (
+    *("centred", "random-sign", "centred-softmax", "c-ep-gain-0.25", "vf-tied", "vf-untied"),
+    *("vf-kolen-pollack", "at-once", "random-sign-settled"),
+)
+MINIBATCHES = 5  # per call
+
+
+def engine(rung: Recipe, precision: torch.dtype) -> Engine:
+    """Return the engine of a rung, with a network of its own."""
+    members = rung.members()
+    net = rung.network.build(members).cuda()
+    return recipe_engine(rung, members, net, "convolutional", precision=precision)
+
+
+def kernels(it: Engine, rung: Recipe, count: int) -> None:
+    """Print the kernels with the largest total time in one minibatch."""
+    given = epoch(rung, 1, rung.batch, "cuda")
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        it.run(*given)
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.device_time_total)
+    total = sum(row.device_time_total for row in rows) / 1e3
+    print(f"{rung.name}: {total:.1f} ms in kernels", flush=True)
+    for row in rows[:count]:
+        print(
+            f"  {row.device_time_total / 1e3:7.2f} ms {row.count:5d} × {row.key[:110]}", flush=True
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rungs", nargs="*", default=KINDS, metavar="RUNG", help="default: see above"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kernels", type=int, default=0, metavar="N")
+    options = parser.parse_args()
+    if unknown := [name for name in options.rungs if name not in RUNGS]:
+        parser.error(f"no rung {unknown[0]!r}: choose from {', '.join(RUNGS)}")
+    torch.set_float32_matmul_precision("high")
+    engines = {name: engine(RUNGS[name], torch.float16) for name in options.rungs}
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for r in range(options.rounds + 1):
+        for name, it in engines.items():
+            given = epoch(RUNGS[name], MINIBATCHES, RUNGS[name].batch, "cuda")
+            spent = milliseconds(lambda it=it, given=given: it.run(*given), "cuda") / MINIBATCHES
+            if r > 0:  # the first round captures graphs
+                times[name].append(spent)
+    medians = {name: statistics.median(spent) for name, spent in times.items()}
+    for name, spent in medians.items():
+        print(f"{name}: {spent:.1f} ms", flush=True)
+    record = {
+        "what": "milliseconds for one training minibatch of 128, median; rungs of the ladder",
+        "rounds": options.rounds,
+        "results": medians,
+        **machine.describe("cuda", precision=torch.float16),
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    (RESULTS / "ladder-gpu.json").write_text(text + "\n", "utf-8")
+    for name, it in engines.items() if options.kernels else ():
+        kernels(it, RUNGS[name], options.kernels)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
