@@ -561,9 +561,23 @@ DEFECTS = (
     Defect(
         "convolutional engine: a change of the layer before meets the layer after as it was",
         "engines/convolutional/connections.py",
-        "self._add(after.pre - before.pre, after.spread, factor",
-        "self._add(after.pre - before.pre, before.spread, factor",
+        "self._add(after.pre - before.pre, after.post, None",
+        "self._add(after.pre - before.pre, before.post, None",
         "test_convolutional.py::test_every_chain_in_every_order",
+    ),
+    Defect(
+        "convolutional engine: C-EP loses the winners of the state before a step",
+        "engines/convolutional/dynamics.py",
+        "winners = winners.clone()",
+        "winners = winners.view(winners.shape)",
+        "test_convolutional.py::test_continual_ep_on_every_chain",
+    ),
+    Defect(
+        "convolutional engine: small sums are rounded to float16",
+        "engines/convolutional/connections.py",
+        "rest = (most / self._room)[:, None]",
+        "rest = most / self._room",
+        "test_convolutional.py::test_sums_over_large_images_fit_float16",
     ),
     Defect(
         "convolutional engine: C-EP forgets that the layer before has moved",

@@ -22,6 +22,7 @@ from eqprop.engines import ConvolutionalEngine
 from eqprop.engines.convolutional import connections, minibatch
 from eqprop.engines.convolutional.layers import (
     Neurons,
+    Placed,
     Product,
     empty_layer,
     flat,
@@ -671,7 +672,11 @@ def all_work(windows, convolved, bias, back, nudge, post):
     steps = [windows.drive.clone(), windows.spread.clone()]
     windows.turn(0, convolved, bias, back, nudge, post)
     steps += [post.value.clone(), post.operand.clone(), windows.spread.clone()]
-    steps += [windows.at_winners(nudge[None], it.dtype)[0] for it in (nudge, post.operand)]
+    steps += [
+        windows.at_winners(Placed(nudge[None], windows.winners), less, it.dtype)
+        for it in (nudge, post.operand)
+        for less in (None, Placed(post.value[None], windows.winners))
+    ]
     for drive in (None, back):
         windows.move(0, drive, None, post)
         steps += [post.value.clone(), post.operand.clone()]
@@ -760,7 +765,12 @@ def test_the_winner_of_the_origin_wins_a_tie_that_rounding_made(precision):
         phases = kind(2, next(drives), (2, 2), HARD_SIGMOID, precision, origin)
         origin.pool(0, Product(tie, axis=0), None, Neurons(value[:1], value[:1], axis=0))
         phases.pool(0, Product(moved, tie, unit(precision), 0), None, post)
-        won = phases.at_winners(value[None], value.dtype)[0].flatten(1).argmax(1).tolist()
+        won = (
+            phases.at_winners(Placed(value[None], phases.winners), None, value.dtype)[0]
+            .flatten(1)
+            .argmax(1)
+            .tolist()
+        )
         assert won == ([1, 1, 3] if precision == torch.float16 else [2, 1, 3])
 
 
@@ -967,17 +977,22 @@ def test_less_precision_follows_the_same_gradient(made, kind, tying, nudging, or
     assert (moves[0] - moves[1]).norm() < bound * moves[0].norm()
 
 
+@pytest.mark.parametrize("channels", [1, 8])  # few are multiplied in float32
 @pytest.mark.parametrize("change", [1e-4, 1.0])
-def test_sums_over_large_images_fit_float16(change):
-    """2¹⁷ positions, where float16 ends at 2¹⁶, and changes near its smallest numbers."""
-    layers = [Input((1, 64, 64)), Layer("c", (1, 64, 64)), Layer("out", 2)]
+@pytest.mark.parametrize("factor", [1e-12, 1e-6])
+def test_sums_over_large_images_fit_float16(factor, change, channels):
+    """2¹⁷ positions, where float16 ends at 2¹⁶, changes near its smallest numbers, and sums that are
+    smaller than those.
+    """
+    layers = [Input((channels, 64, 64)), Layer("c", (1, 64, 64)), Layer("out", 2)]
     synapses = [Conv2d("input", "c", 1), Dense("c", "out")]
     synapse = eqprop.Network(layers, synapses, ensemble=(1,)).synapses[0]
     connection = connections.Convolution(synapse, HARD_SIGMOID, 32, torch.float16)
-    image, total = torch.ones(1, 32, 1, 64, 64), torch.zeros_like(synapse.weight)
-    factor = torch.full((1, 32), 1e-6)
-    connection._add(image, change * image, factor, total)
-    assert float(total) == pytest.approx(1e-6 * change * 2**17, rel=1e-2)
+    total = torch.zeros_like(synapse.weight)
+    pre, post = torch.ones(1, 32, channels, 64, 64), torch.full((1, 32, 1, 64, 64), change)
+    connection._add(pre, Placed(post), None, torch.full((1, 32), factor), total)
+    expected = torch.full_like(total, factor * change * 2**17)
+    torch.testing.assert_close(total, expected, rtol=1e-2, atol=0)
 
 
 def test_less_precision_is_recorded_and_resumes_exactly(cli, tmp_path):

@@ -25,6 +25,7 @@ from eqprop.engines.convolutional.layers import (
     Change,
     Ends,
     Neurons,
+    Placed,
     Product,
     empty_layer,
     flat,
@@ -38,6 +39,7 @@ from eqprop.engines.convolutional.windows import Windows, activate
 from eqprop.synapses import Conv2d, Dense, Synapses
 
 MOST = 2**31  # numbers that a kernel of `fused.py` can count
+FEW = 8  # channels: a GPU takes ten times as long for weight gradients of fewer in 16 bits
 
 
 class Connection(ABC):
@@ -143,9 +145,9 @@ class Connection(ABC):
         `back` is the drive of all other synapses on it. Both are shaped like the layer, or None.
         """
 
-    @abstractmethod
-    def ends(self, pre: Neurons, post: Neurons) -> Ends:
-        """Return a copy of what ∂φ/∂θ depends on."""
+    def winners(self, pre: Neurons, post: Neurons) -> Tensor | None:
+        """Return the positions that win in this state, as in `Placed`."""
+        return None
 
     def add_contrast(
         self,
@@ -167,11 +169,12 @@ class Connection(ABC):
             factor: [members, batch].
             into: a tensor per parameter.
         """
-        self._add(before.pre, after.spread - before.spread, factor, into["weight"])
+        self._add(before.pre, after.post, before.post, factor, into["weight"])
         if pre_moved:
-            self._add(after.pre - before.pre, after.spread, factor, into["weight"])
+            self._add(after.pre - before.pre, after.post, None, factor, into["weight"])
         if self.synapse.bias is not None:
-            self._add_bias(scaled(after.post - before.post, factor), into["bias"])
+            change = after.post.values - before.post.values
+            self._add_bias(scaled(change, factor), into["bias"])
 
     def add_step(
         self, pre: Change, post: Change, factor: Tensor, into: Mapping[str, Tensor]
@@ -186,25 +189,36 @@ class Connection(ABC):
             factor: [members, batch].
             into: a tensor per parameter.
         """
+        # a step finds the winners of the state before it, for the drive or for the way back
         if post.difference is not None:
-            self._add_at_winners(pre.before, post.difference, factor, into["weight"])
+            change = Placed(post.difference, self._last_winners)
+            self._add(pre.before, change, None, factor, into["weight"])
             if self.synapse.bias is not None:
                 self._add_bias(scaled(post.difference, factor), into["bias"])
         if pre.difference is not None:
             apart = self.synapse.untied and not self.synapse.shared_update
             own = self.synapse.reverse(into["backward_weight"]) if apart else into["weight"]
-            self._add_at_winners(pre.difference, post.before, factor, own)
+            stayed = Placed(post.before, self._last_winners)
+            self._add(pre.difference, stayed, None, factor, own)
 
-    def _add_at_winners(self, pre: Tensor, post: Tensor, factor: Tensor, into: Tensor) -> None:
-        """Add the same as `_add`, for values of the layer after at the positions that won last.
-
-        Dense: all of them.
-        """
-        self._add(pre, post, factor, into)
+    @property
+    def _last_winners(self) -> Tensor | None:
+        """The positions that won last, as in `Placed`."""
+        return None
 
     @abstractmethod
-    def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
-        """Add Σ factor · ∂/∂W of (spread · W pre) over the batch, to a tensor like the weight."""
+    def _add(
+        self, pre: Tensor, post: Placed, less: Placed | None, factor: Tensor, into: Tensor
+    ) -> None:
+        """Add Σ factor · ∂/∂W of ((post − less) · W pre) over the batch.
+
+        Args:
+            pre: values of the layer before.
+            post: values of the layer after, at the positions that won.
+            less: the same in another state, or None.
+            factor: [members, batch].
+            into: a tensor like the weight.
+        """
 
     @abstractmethod
     def _add_bias(self, post: Tensor, into: Tensor) -> None:
@@ -236,7 +250,8 @@ class Convolution(Connection):
         moving: bool = False,
     ) -> None:
         super().__init__(synapse, sigma, batch, origin, moving)
-        self._precision = precision
+        few = synapse.ends[0][0] < FEW
+        self._gradient_precision = self.drive.dtype if few else precision
         self.stride, self.padding, self.left_out = (
             synapse.stride,
             synapse.padding,
@@ -341,34 +356,26 @@ class Convolution(Connection):
                 self.windows.turn(i, self._convolve(i, pre), self._bias(i), *here)
         self._spread, self._won = not self.driven, True
 
-    def ends(self, pre: Neurons, post: Neurons) -> Ends:
+    def winners(self, pre: Neurons, post: Neurons) -> Tensor | None:
         if not self._won and self.windows.size > 1:
             self.pool(pre, post)
-        copied = post.value.clone()
-        return Ends(pre.value.clone(), copied, self.windows.at_winners(copied, copied.dtype))
+        return self._last_winners
 
-    def _add_at_winners(self, pre: Tensor, post: Tensor, factor: Tensor, into: Tensor) -> None:
-        # The step has found the winners of the state before it, for the drive or for the way back.
-        # Scaled first, because spread they are several times as many.
-        even, rest = self._evened(factor)
-        spread = self.windows.at_winners(scaled(post, even), self._precision)
-        self._add_products(pre, spread, rest, into)
+    @property
+    def _last_winners(self) -> Tensor | None:
+        return self.windows.winners
 
-    def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
-        even, rest = self._evened(factor)
-        self._add_products(pre, scaled(spread, even, self._precision), rest, into)
-
-    def _evened(self, factor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors with which sums fit float16, [members, batch], and what they leave for the
-        sums, [members].
-        """
-        most = factor.abs().amax(1)
-        return self._room * factor / most[:, None], most / self._room
-
-    def _add_products(self, pre: Tensor, spread: Tensor, rest: Tensor, into: Tensor) -> None:
-        total = self._by_member(into)
+    def _add(
+        self, pre: Tensor, post: Placed, less: Placed | None, factor: Tensor, into: Tensor
+    ) -> None:
+        total, precision = self._by_member(into), self._gradient_precision
+        most = factor.abs().amax(1)  # applied to the sum: float16 has no room for small numbers
+        even = self._room * factor / most[:, None]  # before values are spread: they are fewer then
+        less = None if less is None else less.scaled(even)
+        spread = self.windows.at_winners(post.scaled(even), less, precision)
+        rest = (most / self._room)[:, None]  # with an axis, so that products become float32
         for i in self._all:
-            total[i] += self._product(pre[i].to(self._precision), spread[i]) * rest[i]
+            total[i] += self._product(pre[i].to(precision), spread[i]) * rest[i]
 
     def _product(self, pre: Tensor, spread: Tensor) -> Tensor:
         """Return ∂/∂W of Σ spread · conv(pre) for one member, summed over the batch."""
@@ -452,12 +459,11 @@ class AllToAll(Connection):
         drive = self.drive if back is None else self.drive + back.total(self.drive.dtype)
         move_layer(self.sigma, drive, nudge, post)
 
-    def ends(self, pre: Neurons, post: Neurons) -> Ends:
-        copied = post.value.clone()
-        return Ends(pre.value.clone(), copied, copied)
-
-    def _add(self, pre: Tensor, spread: Tensor, factor: Tensor, into: Tensor) -> None:
-        self._by_member(into)[self.here] += flat(pre).mT @ flat(scaled(spread, factor))
+    def _add(
+        self, pre: Tensor, post: Placed, less: Placed | None, factor: Tensor, into: Tensor
+    ) -> None:
+        change = post.values if less is None else post.values - less.values
+        self._by_member(into)[self.here] += flat(pre).mT @ flat(scaled(change, factor))
 
     def _add_bias(self, post: Tensor, into: Tensor) -> None:
         self._by_member(into)[:, self.columns] += flat(post).sum(1)

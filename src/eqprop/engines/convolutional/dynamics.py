@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eqprop.engines.convolutional.connections import Connection, connect, move_layer
-from eqprop.engines.convolutional.layers import Change, Ends, Neurons, Product, scaled
+from eqprop.engines.convolutional.layers import Change, Ends, Neurons, Placed, Product, scaled
 from eqprop.engines.convolutional.streams import Streams
 from eqprop.network import Network
 from eqprop.readouts import Readout
@@ -185,14 +185,26 @@ class Dynamics:
         gradients = self.readout.nudge(self.state, self.y)
         return {k: scaled(it.reshape(self.s[k].value.shape), beta) for k, it in gradients.items()}
 
-    def ends(self, layers: Collection[int]) -> dict[int, Ends]:
-        """Return a copy of the ends of each synapse at one of some layers, by its number."""
+    def ends(self, layers: Collection[int], copied: bool = False) -> dict[int, Ends]:
+        """Return the ends of each synapse at one of some layers, by its number.
+
+        Args:
+            layers: their numbers.
+            copied: whether these layers are about to move.
+        """
         self._refer(layers)
-        return {
-            c: self.connections[c].ends(*self._ends[c])
-            for c, edge in enumerate(self.net.edges)
-            if not {*edge}.isdisjoint(layers)
-        }
+        values = [
+            s.value.clone() if copied and k in layers else s.value for k, s in enumerate(self.s)
+        ]
+        found = {}
+        for c, (i, k) in enumerate(self.net.edges):
+            if i in layers or k in layers:
+                winners = self.connections[c].winners(*self._ends[c])
+                if copied and i in layers and winners is not None:
+                    winners = winners.clone()
+                pre = self.x.value if i is None else values[i]
+                found[c] = Ends(pre, Placed(values[k], winners))
+        return found
 
     def add_contrast(
         self,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eqprop.engines.convolutional.layers import Neurons, Product, unit
+from eqprop.engines.convolutional.layers import Neurons, Placed, Product, unit
 from eqprop.engines.convolutional.windows import Windows
 from eqprop.engines.layered import ACTIVATIONS
 
@@ -129,10 +129,15 @@ class FusedWindows(Windows):
     def move(self, i: int, back: Product | None, nudge: Tensor | None, post: Neurons) -> None:
         self._launch(i, Product(self.drive[i]), None, back, nudge, post, size=1)
 
-    def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
-        values = _channels_last(post)
-        layer, here = Neurons(values, values), Product(whole)
-        self._launch(i, here, None, None, None, layer, spread=whole, pools=False, moves=False)
+    def _place(self, i: int, placed: Placed, less: Placed | None, whole: Tensor) -> None:
+        values = _channels_last(placed.values[i])
+        there = None if less is None else less.values[i]
+        layer = Neurons(values, values, there)
+        here = Product(whole, None if less is None else whole)  # their shape alone matters
+        self._launch(
+            i, here, None, None, None, layer, spread=whole, placed=(placed, less),
+            pools=False, moves=False,
+        )  # fmt: skip
 
     def _launch(
         self,
@@ -145,6 +150,7 @@ class FusedWindows(Windows):
         *,
         size: int | None = None,
         spread: Tensor | None = None,
+        placed: tuple[Placed, Placed | None] | None = None,
         pools: bool = True,
         drives: bool = False,
         moves: bool = True,
@@ -157,15 +163,18 @@ class FusedWindows(Windows):
             return unused if it is None else _channels_last(it)
 
         came = Product(unused) if back is None else back
-        winners_0 = None if self.origin is None else self.origin._winners
+        if placed is None:
+            won, won_0 = self.winners, None if self.origin is None else self.origin.winners
+        else:
+            won, won_0 = (None if it is None else it.winners for it in placed)
         batch, channels, rows, columns = value.shape
         _kernel[(triton.cdiv(value.numel(), BLOCK),)](
             image(convolved.moved), unused if bias is None else bias, image(came.moved),
             image(nudge), self.drive[i], value, operand,
             self.spread[i] if spread is None else spread,
-            unused if self._winners is None else self._winners[i],
+            unused if won is None else won[i],
             image(convolved.origin), image(came.origin), image(post.origin),
-            unused if winners_0 is None else winners_0[i],
+            unused if won_0 is None else won_0[i],
             value.numel(), batch if post.origin is None else len(post.origin), channels, rows,
             columns, *convolved.moved.shape[2:],
             SIZE=size, SIGMA=ACTIVATIONS[self.sigma], BIAS=bias is not None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -104,21 +105,44 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """What ∂φ/∂θ of a synapse depends on, in one state.
+class Placed:
+    """Values of a layer, [members, batch, *shape], and the positions that won its windows.
 
-    `pre` and `post` are the layers that it joins, [members, batch, *shape]. `spread` is `post` at
-    the positions that won the pooling; without pooling it is `post` itself.
+    `winners` is shaped like `values`, as `Windows` counts positions. None: nothing is pooled.
+    """
+
+    values: Tensor
+    winners: Tensor | None = None
+
+    def member(self, i: int) -> Placed:
+        """Return those of one member, whose axis stays."""
+        return Placed(self.values[i, None], None if self.winners is None else self.winners[i, None])
+
+    def scaled(self, factor: Tensor) -> Placed:
+        """Return the values times one factor per sample, [members, batch]."""
+        return Placed(scaled(self.values, factor), self.winners)
+
+    def split(self, batch: int) -> list[Placed]:
+        """Return those of each phase, which lie in a row along the batch."""
+        values = self.values.split(batch, 1)
+        winners = repeat(None) if self.winners is None else self.winners.split(batch, 1)
+        return [Placed(*part) for part in zip(values, winners, strict=False)]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What ∂φ/∂θ of a synapse depends on, in one state: the layers that it joins.
+
+    `pre` is [members, batch, *shape].
     """
 
     pre: Tensor
-    post: Tensor
-    spread: Tensor
+    post: Placed
 
     def split(self, batch: int) -> list[Ends]:
         """Return the ends of each phase, which lie in a row along the batch."""
-        parts = (it.split(batch, 1) for it in (self.pre, self.post, self.spread))
-        return [Ends(*part) for part in zip(*parts, strict=True)]
+        parts = zip(self.pre.split(batch, 1), self.post.split(batch), strict=True)
+        return [Ends(*part) for part in parts]
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -147,13 +171,9 @@ def flat(layer: Tensor) -> Tensor:
     return (layer.movedim(2, -1) if layer.ndim == 5 else layer).flatten(2)
 
 
-def scaled(layer: Tensor, factor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a layer [members, batch, *shape] times one factor per sample, [members, batch].
-
-    `dtype` is that of the result, by default that of the layer.
-    """
-    found = torch.empty_like(layer, dtype=dtype or layer.dtype)
-    return torch.mul(layer, factor.view(*factor.shape, *(1,) * (layer.ndim - 2)), out=found)
+def scaled(layer: Tensor, factor: Tensor) -> Tensor:
+    """Return a layer [members, batch, *shape] times one factor per sample, [members, batch]."""
+    return layer * factor.view(*factor.shape, *(1,) * (layer.ndim - 2))
 
 
 def memory_order(shape: Shape, device: torch.device) -> Tensor:

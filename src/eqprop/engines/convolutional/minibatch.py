@@ -191,7 +191,7 @@ class Minibatch:
                     self._share_updates()
                 else:
                     layers = self._moving(t)
-                    before = self.nudged.ends(layers)
+                    before = self.nudged.ends(layers, copied=True)
                     self.nudged.step(layers, beta)
                     self._add_contrast(layers, before, self.nudged.ends(layers), beta)
                 if phase == t == 0:

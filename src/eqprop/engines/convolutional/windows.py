@@ -12,6 +12,7 @@ from torch.nn.functional import max_pool2d, pad
 from eqprop.activations import HARD_SIGMOID, SIGMOID, TANH, Activation
 from eqprop.engines.convolutional.layers import (
     Neurons,
+    Placed,
     Product,
     empty_layer,
     phase_by_phase,
@@ -57,7 +58,7 @@ class Windows:
         self._rounds = precision != drive.dtype
         members, batch, channels, _, _ = drive.shape
         self._windows = ([size, size], [size, size], [0, 0], [1, 1], False)
-        self._winners = torch.zeros_like(drive, dtype=self._counted) if size > 1 else None
+        self.winners = torch.zeros_like(drive, dtype=self._counted) if size > 1 else None
         like = drive.new_empty((), dtype=precision)
         self.spread = empty_layer(members, batch, (channels, *convolved), like).zero_()
 
@@ -105,28 +106,39 @@ class Windows:
             post.value.sub_(nudge)
         post.refresh()
 
-    def at_winners(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return values at the positions that won last, and zeros elsewhere.
+    def at_winners(self, placed: Placed, less: Placed | None, dtype: torch.dtype) -> Tensor:
+        """Return values at the positions that won, and zeros elsewhere.
 
-        `values` is shaped like the layer of all members; the result has this dtype, and height and
-        width before pooling.
+        Args:
+            placed: the layer of all members.
+            less: the same in another state, to be subtracted; or None.
+            dtype: that of the result, [members, batch, channels, height, width] before pooling.
         """
-        if self._winners is None:
-            return values.to(dtype)
-        found = [self._at_winners(i, it, dtype) for i, it in enumerate(values)]
-        return found[0][None] if len(found) == 1 else torch.stack(found)
-
-    def _at_winners(self, i: int, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the same of one member."""
-        whole = torch.empty_like(self.spread[i], dtype=dtype)
-        if any(length % self.size for length in whole.shape[2:]):
+        if self.size == 1:
+            return (placed.values if less is None else placed.values - less.values).to(dtype)
+        members, batch = placed.values.shape[:2]
+        like = placed.values.new_empty((), dtype=dtype)
+        whole = empty_layer(members, batch, tuple(self.spread.shape[2:]), like)
+        if any(length % self.size for length in whole.shape[3:]):
             whole.zero_()  # windows leave a rest
-        self._spread(i, values, whole)
+        for i in range(members):
+            self._place(i, placed, less, whole[i])
         return whole
+
+    def _place(self, i: int, placed: Placed, less: Placed | None, whole: Tensor) -> None:
+        """Write values of member i to the positions that won, [batch, channels, height, width]."""
+        assert placed.winners is not None
+        if less is None:
+            self._spread(placed.values[i], placed.winners[i], whole)
+            return
+        here, there = (
+            self.at_winners(it.member(i), None, it.values.dtype)[0] for it in (placed, less)
+        )
+        torch.sub(here, there, out=whole)
 
     def _drive(self, i: int, convolved: Product, bias: Tensor | None) -> None:
         drive, total = self.drive[i], convolved.total(self.drive.dtype)
-        if self._winners is None:
+        if self.winners is None:
             drive.copy_(total)
         else:
             if convolved.origin is not None and self._rounds:
@@ -134,7 +146,7 @@ class Windows:
                 total = phase_by_phase(_without, total, ties, 0)
             # some kernels require that both have the same layout
             total = total.contiguous(memory_format=torch.channels_last)
-            _pool(total, *self._windows, out=drive, indices=self._winners[i])
+            _pool(total, *self._windows, out=drive, indices=self.winners[i])
         if bias is not None:  # after pooling this takes less time
             drive.add_(bias[:, None, None])
 
@@ -146,8 +158,7 @@ class Windows:
             largest = largest.repeat_interleave(self.size, axis)
         rest = [it - made for it, made in zip(convolved.shape[2:], largest.shape[2:], strict=True)]
         largest = pad(largest, (0, rest[1], 0, rest[0]), value=torch.nan)  # in no window
-        ones = torch.ones_like(self.origin.drive[i])
-        won = self.origin._at_winners(i, ones, ones.dtype) > 0
+        won = self.origin._at_own_winners(i, torch.ones_like(self.origin.drive[i])) > 0
         return (convolved == largest) & ~won
 
     def _spread_layer(self, i: int, post: Neurons, convolved: Product) -> None:
@@ -155,20 +166,28 @@ class Windows:
         if self.size == 1:
             return
         if convolved.origin is None:
-            self._spread(i, post.value, self.spread[i])
+            assert self.winners is not None
+            self._spread(post.value, self.winners[i], self.spread[i])
             return
         assert self.origin is not None
         assert post.origin is not None
-        here = self._at_winners(i, post.value, post.value.dtype)
-        there = self.origin._at_winners(i, post.origin, post.value.dtype)
+        here = self._at_own_winners(i, post.value)
+        there = self.origin._at_own_winners(i, post.origin)
         moved = phase_by_phase(torch.sub, here, there, 0)
         torch.div(moved, unit(self.spread.dtype), out=self.spread[i])
 
-    def _spread(self, i: int, post: Tensor, whole: Tensor) -> None:
-        assert self._winners is not None
+    def _at_own_winners(self, i: int, post: Tensor) -> Tensor:
+        """Return values of member i at the positions that won last."""
+        assert self.winners is not None
+        placed = Placed(post[None], self.winners[i, None])
+        return self.at_winners(placed, None, post.dtype)[0]
+
+    def _spread(self, post: Tensor, winners: Tensor, whole: Tensor) -> None:
         post = post.to(whole.dtype, memory_format=torch.channels_last)
+        # some kernels require that both have the same layout
+        winners = winners.contiguous(memory_format=torch.channels_last)
         # of its input, the kernel reads the shape alone
-        _spread(post, whole, *self._windows, self._winners[i], grad_input=whole)
+        _spread(post, whole, *self._windows, winners, grad_input=whole)
 
 
 def _without(given: Tensor, ties: Tensor) -> Tensor:
