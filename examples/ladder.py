@@ -1,8 +1,8 @@
 """Print the table of docs/ladder.md and draw its figure: rules and settings on CIFAR-10.
 
-It reads all run folders below a folder: results/ladder, or that of your own sweep. A rung that is
-not complete has a dash for its errors. The figure is ladder.svg in this folder, or with
---update-docs that of the page.
+It reads all run folders below a folder: results/ladder, or that of your own sweep. The errors of a
+rung that is not complete are those of its last epoch so far. The figure is ladder.svg in this
+folder, or with --update-docs that of the page.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from eqprop.sweeps.table import Table
 PAGE = SweepPage("ladder")
 RULES = {"ep": "EP", "continual-ep": "C-EP", "vf": "VF"}
 LOSSES = {"output-layer": "squared error", "cross-entropy": "cross-entropy"}
-SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "free sweeps", "weights", "η")
+SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "sweeps", "weights", "η")
 RESULTS = ("test error, %", "train error, %", "epochs", "s per epoch")
 RANGE = (8.0, 100.0)  # of the errors in every panel
 # {title of a panel: rungs with solid lines, and rungs with dashed ones}
@@ -41,7 +41,7 @@ COMPARISONS = {
         ("centred", "vf-tied", "vf-untied", "vf-kolen-pollack"),
         (),
     ),
-    "Order of the layers": (("centred", "at-once"), ()),
+    "Order of the layers, number of sweeps": (("centred", "at-once", "half-sweeps"), ()),
 }
 
 
@@ -59,7 +59,10 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
         recipe.nudging.kind,
         LOSSES[network.readout],
         "in turn" if recipe.rule.in_turn else "at once",
-        f"{recipe.rule.free_steps // steps_per_sweep}",
+        " + ".join(
+            f"{steps // steps_per_sweep}"
+            for steps in (recipe.rule.free_steps, recipe.rule.nudged_steps)
+        ),
         weights + ", shared update" * network.shared_update,
         eta + f", momentum {update.momentum:g}" * bool(update.momentum),
     )
@@ -73,15 +76,14 @@ def results(recipe: Recipe, runs: Table) -> tuple[str, ...]:
     epochs = min(row["epochs"] for row in networks)
     seconds = Measured.of(row["seconds"] / row["epochs"] for row in networks if row["seconds"])
     time = f"{seconds.mean:.1f}" if seconds.n else "–"
-    if len(networks) < recipe.seeds or not all(row["complete"] for row in networks):
-        return "–", "–", str(epochs), time
     if any(row["non_finite"] for row in networks):
         return "non-finite", "non-finite", str(epochs), time
     errors = (
         str(Measured.of(row[f"final_{split}_error"] for row in networks))
         for split in ("test", "train")
     )
-    return *errors, str(epochs), time
+    all_of_them = f" of {recipe.epochs}" if epochs < recipe.epochs else ""
+    return *errors, f"{epochs}{all_of_them}", time
 
 
 def table(runs: Table) -> str:

@@ -981,9 +981,7 @@ def test_less_precision_follows_the_same_gradient(made, kind, tying, nudging, or
 @pytest.mark.parametrize("change", [1e-4, 1.0])
 @pytest.mark.parametrize("factor", [1e-12, 1e-6])
 def test_sums_over_large_images_fit_float16(factor, change, channels):
-    """2¹⁷ positions, where float16 ends at 2¹⁶, changes near its smallest numbers, and sums that are
-    smaller than those.
-    """
+    """2¹⁷ positions, where float16 ends at 2¹⁶; changes near its smallest numbers, sums below."""
     layers = [Input((channels, 64, 64)), Layer("c", (1, 64, 64)), Layer("out", 2)]
     synapses = [Conv2d("input", "c", 1), Dense("c", "out")]
     synapse = eqprop.Network(layers, synapses, ensemble=(1,)).synapses[0]
