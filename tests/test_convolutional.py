@@ -18,7 +18,7 @@ import eqprop
 from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.activations import HARD_SIGMOID, as_activation
 from eqprop.data import Split
-from eqprop.engines import ConvolutionalEngine
+from eqprop.engines import ConvolutionalEngine, graphs
 from eqprop.engines.convolutional import connections, minibatch
 from eqprop.engines.convolutional.layers import (
     Neurons,
@@ -1033,7 +1033,8 @@ def test_precision_is_refused_where_no_engine_has_it():
 @pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
 @any_rule
 @pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
-def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders):
+def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders, monkeypatch):
+    monkeypatch.setattr(graphs, "STEPS", 3)  # so that phases are cut
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, nudging=nudging(0.3), in_turn=in_turn, nudged_in_turn=nudged_in_turn)
     slow, fast = a_pair(made(tying=tying), rule)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+STEPS = 20  # per graph: work on several streams slows down in graphs of thousands of kernels
+
 
 class Graphs:
     """Captured graphs by name. On a CPU the work is simply done.
@@ -18,10 +20,12 @@ class Graphs:
 
     def __init__(self, device: torch.device, moved: Sequence[Tensor]) -> None:
         self._device, self._moved = device, moved
-        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[str, list[torch.cuda.CUDAGraph]] = {}
+        self._captured: list[torch.cuda.CUDAGraph] = []  # of the work that is being captured
+        self._steps = 0
 
     def forget(self, name: str) -> None:
-        """Capture this graph anew at its next replay: something that it reads has moved."""
+        """Capture this work anew at its next replay: something that it reads has moved."""
         self._graphs.pop(name, None)
 
     def replay(self, name: str, work: Callable[[], None]) -> None:
@@ -32,10 +36,25 @@ class Graphs:
             return
         with torch.cuda.device(self._device):
             if name not in self._graphs:
-                self._graphs[name] = self._captured(work)
-            self._graphs[name].replay()
+                self._graphs[name] = self._capture(work)
+            for graph in self._graphs[name]:
+                graph.replay()
 
-    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def step(self) -> None:
+        """End a graph of many steps. The work calls this after each, when no stream is ahead."""
+        self._steps += 1
+        if self._captured and self._steps == STEPS:
+            self._captured[-1].capture_end()
+            self._begin()
+
+    def _begin(self) -> None:
+        """Capture what follows. Graphs that are replayed one after another share their memory."""
+        pool = self._captured[0].pool() if self._captured else torch.cuda.graph_pool_handle()
+        self._captured.append(torch.cuda.CUDAGraph())
+        self._captured[-1].capture_begin(pool)
+        self._steps = 0
+
+    def _capture(self, work: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
         """Run once on a side stream to warm up, undo what that did, then capture."""
         before = [tensor.clone() for tensor in self._moved]
         stream = torch.cuda.Stream()
@@ -45,7 +64,12 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, value in zip(self._moved, before, strict=True):
             tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            work()
-        return graph
+        torch.cuda.synchronize()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            self._begin()
+            try:
+                work()
+            finally:
+                self._captured[-1].capture_end()
+                found, self._captured = self._captured, []
+        return found

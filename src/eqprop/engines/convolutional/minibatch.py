@@ -127,6 +127,7 @@ class Minibatch:
             free.step(layers)
             if last:
                 torch.maximum(self.residual, free.largest_change(before), out=self.residual)
+            self._graphs.step()
 
     def _moving(self, t: int) -> Sequence[int]:
         """Return the layers that nudged step t moves."""
@@ -141,6 +142,7 @@ class Minibatch:
         self.nudged.copy(self.free)
         for t in range(self.rule.horizon):
             self.nudged.step(self._moving(t), beta)
+            self._graphs.step()
         layers = range(len(self.net.layers))
         ends = self.nudged.ends(layers)
         if len(self._signs) == 1:
@@ -165,6 +167,7 @@ class Minibatch:
         inner = [k for k, synapse in enumerate(self.net.synapses) if not synapse.from_input]
         for t in range(self.rule.horizon):
             self._step(t, beta, inner)
+            self._graphs.step()
         self._add_changes([k for k in self._all if k not in inner], start, beta)
         self._share_updates()
         self._add_readout()
@@ -200,6 +203,7 @@ class Minibatch:
                     p.copy_(value)
                 self.mover.move(self.gradients)
                 self.nudged.follow()
+                self._graphs.step()
 
     def _step(self, t: int, beta: Tensor, synapses: Sequence[int]) -> None:
         """Take nudged step t, and add its vector-field update of some synapses."""
