@@ -31,7 +31,7 @@ COMPARISONS = {
     ),
     "Nudging, cross-entropy": (
         ("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
-        (),
+        ("centred-softmax-slower",),
     ),
     "EP and C-EP as η shrinks": (
         ("ep-eta-0.3", "ep-gain-0.25", "ep-gain-0.0625"),

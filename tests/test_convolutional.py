@@ -19,7 +19,7 @@ from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.activations import HARD_SIGMOID, as_activation
 from eqprop.data import Split
 from eqprop.engines import ConvolutionalEngine, graphs
-from eqprop.engines.convolutional import connections, minibatch
+from eqprop.engines.convolutional import connections, dynamics, minibatch
 from eqprop.engines.convolutional.layers import (
     Neurons,
     Placed,
@@ -1026,6 +1026,28 @@ def test_precision_is_refused_where_no_engine_has_it():
         eqprop.make_engine(a_network(), a_rule(), 0.1, "reference", precision=torch.float16)
     with pytest.raises(ValueError, match=r"torch.float16 cannot run the rule BPTT: leave"):
         eqprop.make_engine(a_network(), eqprop.BPTT(free_steps=7), 0.1, precision=torch.float16)
+
+
+@any_rule
+def test_each_step_can_begin_a_graph_and_none_is_empty(kind, tying, monkeypatch):
+    """A graph that ends after the last step would be empty, of which PyTorch warns."""
+    said = []
+
+    def telling(owner, word):
+        function = owner.step
+        monkeypatch.setattr(owner, "step", lambda *given: [said.append(word), function(*given)][1])
+
+    telling(graphs.Graphs, "begin")
+    telling(dynamics.Dynamics, "step")
+    net = a_network(tying=tying)
+    rule = a_rule(kind, free_steps=7, nudged_steps=3, nudging=eqprop.Centred(0.3))
+    engine = eqprop.make_engine(net, rule, 0.1, "convolutional")
+    x, y = a_minibatch(net)
+    engine.relax(x, 5)
+    assert said == ["begin", "step"] * 5
+    engine.step(x, y)
+    phases = 2 if rule.continual else 1  # at fixed weights both run as one
+    assert said == ["begin", "step"] * (5 + 7 + 3 * phases)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

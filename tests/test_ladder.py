@@ -51,6 +51,7 @@ DIFFER = {
     "random-sign-settled": {"nudging.kind", "rule.free_steps"},
     "one-sided-settled": {"nudging.kind", "rule.free_steps"},
     "half-sweeps": {"rule.free_steps", "rule.nudged_steps"},
+    "centred-softmax-slower": {*SOFTMAX, "update.learning_rates"},
 }
 # The largest difference of any parameter from the reference after two minibatches in float64. The
 # feedback of C-EP multiplies every rounding, the more so with η = 0.3.

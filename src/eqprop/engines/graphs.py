@@ -41,11 +41,14 @@ class Graphs:
                 graph.replay()
 
     def step(self) -> None:
-        """End a graph of many steps. The work calls this after each, when no stream is ahead."""
-        self._steps += 1
+        """Begin a step of the work, and another graph if this one has many steps.
+
+        The work calls it when none of its streams is ahead.
+        """
         if self._captured and self._steps == STEPS:
             self._captured[-1].capture_end()
             self._begin()
+        self._steps += 1
 
     def _begin(self) -> None:
         """Capture what follows. Graphs that are replayed one after another share their memory."""
@@ -70,6 +73,6 @@ class Graphs:
             try:
                 work()
             finally:
-                self._captured[-1].capture_end()
                 found, self._captured = self._captured, []
+                found[-1].capture_end()
         return found

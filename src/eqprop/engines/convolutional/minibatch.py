@@ -121,13 +121,13 @@ class Minibatch:
         free.rest()
         self.residual.zero_()
         for t in range(steps):
+            self._graphs.step()
             layers = turns[t % len(turns)]
             last = steps - t <= len(turns)  # the residual is the change of the latest turns
             before = free.values(layers) if last else {}
             free.step(layers)
             if last:
                 torch.maximum(self.residual, free.largest_change(before), out=self.residual)
-            self._graphs.step()
 
     def _moving(self, t: int) -> Sequence[int]:
         """Return the layers that nudged step t moves."""
@@ -141,8 +141,8 @@ class Minibatch:
         self.nudged.read()
         self.nudged.copy(self.free)
         for t in range(self.rule.horizon):
-            self.nudged.step(self._moving(t), beta)
             self._graphs.step()
+            self.nudged.step(self._moving(t), beta)
         layers = range(len(self.net.layers))
         ends = self.nudged.ends(layers)
         if len(self._signs) == 1:
@@ -166,8 +166,8 @@ class Minibatch:
         start = self.nudged.values(range(len(self.net.layers)))
         inner = [k for k, synapse in enumerate(self.net.synapses) if not synapse.from_input]
         for t in range(self.rule.horizon):
-            self._step(t, beta, inner)
             self._graphs.step()
+            self._step(t, beta, inner)
         self._add_changes([k for k in self._all if k not in inner], start, beta)
         self._share_updates()
         self._add_readout()
@@ -189,6 +189,7 @@ class Minibatch:
             self.nudged.copy(self.free)
             beta = self._per_sample([sign])
             for t in range(self.rule.horizon):
+                self._graphs.step()
                 if self.rule.vector_field:
                     self._step(t, beta, self._all)
                     self._share_updates()
@@ -203,7 +204,6 @@ class Minibatch:
                     p.copy_(value)
                 self.mover.move(self.gradients)
                 self.nudged.follow()
-                self._graphs.step()
 
     def _step(self, t: int, beta: Tensor, synapses: Sequence[int]) -> None:
         """Take nudged step t, and add its vector-field update of some synapses."""
