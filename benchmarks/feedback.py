@@ -14,7 +14,7 @@ float64:
 - the cosine between one update of centred EP and that for β → 0 (β = 0.0001 in float64), for each
   layer, with convolutions in float64 and in bfloat16,
 - the same between one update of C-EP with (η/β) λ = 1/4 in float64 and in float32, whose
-  convolutions are in float32 or bfloat16.
+  convolutions are in float32, float16 or bfloat16.
 
 Writes results/feedback-cifar10.json, from which docs/ladder.md has its numbers.
 """
@@ -135,7 +135,9 @@ def main() -> None:
         "cosine with the update for beta to 0": cosines(
             centred, small, x, y, "float64", "bfloat16"
         ),
-        "cosine of C-EP with float64": cosines(continual, continual, x, y, "float32", "bfloat16"),
+        "cosine of C-EP with float64": cosines(
+            continual, continual, x, y, "float32", "float16", "bfloat16"
+        ),
         **machine.describe("cpu"),
     }
     RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -39,7 +39,7 @@ COMPARISONS = {
     ),
     "Symmetric and asymmetric weights": (
         ("centred", "vf-tied", "vf-untied", "vf-kolen-pollack"),
-        (),
+        ("vf-untied-45", "vf-kolen-pollack-45"),
     ),
     "Order of the layers, number of sweeps": (("centred", "at-once", "half-sweeps"), ()),
 }

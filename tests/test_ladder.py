@@ -47,6 +47,8 @@ DIFFER = {
     "vf-tied": {"rule.name"},
     "vf-untied": UNTIED,
     "vf-kolen-pollack": {*UNTIED, "network.shared_update"},
+    "vf-untied-45": UNTIED,
+    "vf-kolen-pollack-45": {*UNTIED, "network.shared_update"},
     "at-once": ORDER,
     "random-sign-settled": {"nudging.kind", "rule.free_steps"},
     "one-sided-settled": {"nudging.kind", "rule.free_steps"},
