@@ -339,3 +339,21 @@ def test_pooling_is_that_of_torch():
     pre, _ = states(synapse)
     convolved = torch.conv2d(pre, synapse.weight, synapse.bias, 2, 2)
     assert torch.equal(synapse.drives(pre, None)[1], max_pool2d(convolved, 2))
+
+
+@pytest.mark.parametrize(("cosine", "rests"), [(1.0, True), (0.5, True), (-0.5, False)])
+@pytest.mark.parametrize("size", [1.0, 0.1])
+def test_a_winner_that_defeats_itself_alternates_with_the_next_for_ever(cosine, rests, size):
+    """One window. What the winner sends back is added to its own drive, times the cosine between
+    forward and backward weight. Smaller weights do not help if the two values are closer.
+    """
+    layers = [Input((1, 2, 2)), Layer("a", (1, 2, 2)), Layer("b", (1, 1, 1))]
+    synapses = [Conv2d("input", "a", 1), Conv2d("a", "b", 1, pool=2, tied=False)]
+    net = eqprop.Network(layers, synapses, activation="hard_sigmoid", dtype=torch.float64)
+    with torch.no_grad():
+        net.synapses[0].weight.fill_(1)
+        net.synapses[1].weight.fill_(size)
+        net.synapses[1].backward_weight.fill_(size * cosine)
+    x = torch.tensor([[[[0.5, 0.5 - size**2 / 10], [0.1, 0.2]]]], dtype=torch.float64)
+    residual = eqprop.relax(net, x, steps=400, in_turn=True).residual
+    assert residual < 1e-9 if rests else residual > size**2 / 10

@@ -19,7 +19,7 @@ from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.activations import HARD_SIGMOID, as_activation
 from eqprop.data import Split
 from eqprop.engines import ConvolutionalEngine, graphs
-from eqprop.engines.convolutional import connections, dynamics, minibatch
+from eqprop.engines.convolutional import LostNudge, connections, dynamics, minibatch
 from eqprop.engines.convolutional.layers import (
     Neurons,
     Placed,
@@ -1017,6 +1017,24 @@ def test_less_precision_is_recorded_and_resumes_exactly(cli, tmp_path):
     refused = cli("train", "ep-1h", "--out", tmp_path / "no", *how)
     assert refused.code == 2
     assert "precision torch.bfloat16 cannot run" in refused.err
+
+
+@pytest.mark.parametrize("kind", [eqprop.EP, eqprop.ContinualEP])
+def test_few_bits_and_one_nudged_phase_warn_where_windows_pool(kind):
+    """The bounds of `test_less_precision_follows_the_same_gradient` hold without pooling."""
+
+    def make(net, nudging, precision=torch.bfloat16):
+        return eqprop.make_engine(net, a_rule(kind, nudging=nudging), 0.1, precision=precision)
+
+    pools, strides = (
+        a_network(name, dtype=torch.float32) for name in ("no dense layer", "strides")
+    )
+    for nudging in (eqprop.OneSided(0.3), eqprop.RandomSign(0.3)):
+        with pytest.warns(LostNudge, match="bfloat16 with one nudged phase: .* use centred"):
+            make(pools, nudging)
+        make(pools, nudging, None)
+        make(strides, nudging)
+    make(pools, eqprop.Centred(0.3))
 
 
 def test_precision_is_refused_where_no_engine_has_it():

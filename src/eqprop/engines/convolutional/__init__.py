@@ -6,6 +6,9 @@ on a GPU a whole minibatch is one captured graph. See `dynamics.py` and `minibat
 
 from __future__ import annotations
 
+import warnings
+
+import torch
 from torch import Tensor
 
 from eqprop.costs import SquaredError
@@ -23,6 +26,10 @@ from eqprop.rules import EP, VF, ContinualEP, ContinualVF
 from eqprop.synapses import Conv2d, Dense
 from eqprop.timesteps import Discrete
 from eqprop.update_slope import UpdateSlope
+
+
+class LostNudge(UserWarning):
+    """Rounding hides the effect of the nudge on the first layers."""
 
 
 class ConvolutionalEngine(Engine):
@@ -75,6 +82,26 @@ class ConvolutionalEngine(Engine):
         self._places: tuple[int, ...] = ()
         self.precision = job.precision or job.model.dtype
         self.chunk = 20 if self.device.type == "cuda" else 1
+        if job.precision is not None:
+            self._warn_of_rounding(job.precision)
+
+    def _warn_of_rounding(self, precision: torch.dtype) -> None:
+        """Warn if what a free phase with few bits leaves undone is divided by β.
+
+        With 16-bit results of convolutions a network that pools comes to no rest. Two nudged phases
+        that start from the same state have this in common, and it drops out.
+        """
+        assert isinstance(self.model, Network)
+        assert self.rule.nudging is not None
+        pools = any(isinstance(it, Conv2d) and it.pool > 1 for it in self.model.synapses)
+        if pools and len(self.rule.nudging.betas(self.rule.nudging.beta)) == 1:
+            name = str(precision).removeprefix("torch.")
+            warnings.warn(
+                f"{name} with one nudged phase: the first layers of a network that pools learn "
+                "little but rounding; use centred nudging, or leave the precision out",
+                LostNudge,
+                stacklevel=4,
+            )
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
