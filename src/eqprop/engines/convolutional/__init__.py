@@ -100,7 +100,7 @@ class ConvolutionalEngine(Engine):
                 f"{name} with one nudged phase: the first layers of a network that pools learn "
                 "little but rounding; use centred nudging, or leave the precision out",
                 LostNudge,
-                stacklevel=4,
+                stacklevel=5,  # the caller of `make_engine`
             )
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
