@@ -527,6 +527,7 @@ seeds = 1
 epochs = 1
 network.input = [1, 7, 7]
 network.layers = [{conv = 2, kernel = 3, padding = 1, pool = 2}, 10]
+nudging.kind = "centred"
 [[run]]
 rule.free_steps = 7
 """
