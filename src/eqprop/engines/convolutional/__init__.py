@@ -1,7 +1,7 @@
 """The engine for convolutional and dense layers, in any order.
 
 Each convolution that must be computed is computed once, images lie with their channels last, and
-on a GPU a whole minibatch is one captured graph. See `dynamics.py` and `minibatch.py`.
+on a GPU a minibatch is a row of captured graphs. See `dynamics.py` and `minibatch.py`.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class ConvolutionalEngine(Engine):
         if pools and len(self.rule.nudging.betas(self.rule.nudging.beta)) == 1:
             name = str(precision).removeprefix("torch.")
             warnings.warn(
-                f"{name} with one nudged phase: the first layers of a network that pools learn "
-                "little but rounding; use centred nudging, or leave the precision out",
+                f"{name} with one nudged phase: the first layers of a network that pools may "
+                "learn little but rounding; use centred nudging, or leave the precision out",
                 LostNudge,
                 stacklevel=5,  # the caller of `make_engine`
             )
