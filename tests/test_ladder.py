@@ -27,9 +27,6 @@ from eqprop.sweeps.tasks import pack
 from tests.documents import DOCUMENTS, ROOT
 from tests.faults import write_idx
 
-# the rungs here are small, and in bfloat16 on a CPU
-pytestmark = pytest.mark.filterwarnings("ignore::eqprop.engines.convolutional.LostNudge")
-
 FILE = ROOT / "examples" / "ladder.toml"
 RUNGS = {recipe.name: recipe for recipe in read(FILE)}
 SOFTMAX = {"network.readout", "network.output_activation"}

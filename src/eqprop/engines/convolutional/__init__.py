@@ -6,9 +6,6 @@ on a GPU a minibatch is a row of captured graphs. See `dynamics.py` and `minibat
 
 from __future__ import annotations
 
-import warnings
-
-import torch
 from torch import Tensor
 
 from eqprop.costs import SquaredError
@@ -26,10 +23,6 @@ from eqprop.rules import EP, VF, ContinualEP, ContinualVF
 from eqprop.synapses import Conv2d, Dense
 from eqprop.timesteps import Discrete
 from eqprop.update_slope import UpdateSlope
-
-
-class LostNudge(UserWarning):
-    """Rounding hides the effect of the nudge on the first layers."""
 
 
 class ConvolutionalEngine(Engine):
@@ -82,26 +75,6 @@ class ConvolutionalEngine(Engine):
         self._places: tuple[int, ...] = ()
         self.precision = job.precision or job.model.dtype
         self.chunk = 20 if self.device.type == "cuda" else 1
-        if job.precision is not None:
-            self._warn_of_rounding(job.precision)
-
-    def _warn_of_rounding(self, precision: torch.dtype) -> None:
-        """Warn if what a free phase with few bits leaves undone is divided by β.
-
-        With 16-bit results of convolutions a network that pools comes to no rest. Two nudged phases
-        that start from the same state have this in common, and it drops out.
-        """
-        assert isinstance(self.model, Network)
-        assert self.rule.nudging is not None
-        pools = any(isinstance(it, Conv2d) and it.pool > 1 for it in self.model.synapses)
-        if pools and len(self.rule.nudging.betas(self.rule.nudging.beta)) == 1:
-            name = str(precision).removeprefix("torch.")
-            warnings.warn(
-                f"{name} with one nudged phase: the first layers of a network that pools may "
-                "learn little but rounding; use centred nudging, or leave the precision out",
-                LostNudge,
-                stacklevel=5,  # the caller of `make_engine`
-            )
 
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
@@ -150,13 +123,13 @@ class ConvolutionalEngine(Engine):
         assert isinstance(self.model, Network)
         sample = given.shape[-1 - len(self.model.input.shape) :]
         whole = self.model.input_activation(given).expand(*self.model.ensemble, *sample)
-        x = minibatch.free.x
+        x = minibatch.origin.x
         x.value.copy_(whole.reshape(x.value.shape))
         x.refresh()
 
     def _learn(self, minibatch: Minibatch, x: Tensor, y: Tensor, betas: Tensor) -> None:
         self._give(minibatch, x)
-        minibatch.free.y.copy_(y)
+        minibatch.origin.y.copy_(y)
         minibatch.beta.copy_(betas)
         minibatch.learn()
         if not self.rule.continual:

@@ -31,8 +31,8 @@ class Dynamics:
         readout: output of the network, and how it is nudged.
         batch: number of samples.
         precision: dtype of what convolutions multiply.
-        origin: the state from which this one starts, and from which it is measured; or None. It may
-            have several times fewer samples.
+        origin: the state from which this one is measured, or None. It may have several times fewer
+            samples.
         moving: whether the parameters move away from those of the origin, if there is one.
     """
 

@@ -1,7 +1,7 @@
 """How layers lie in memory, and what products of them with weights are measured from.
 
 Images lie with their channels last, everything else row by row. Nudged phases differ little from
-the free state that they start from, their origin. Products with weights are linear, so those of the
+a state of the free phase, their origin. Products with weights are linear, so those of the
 differences are added to those of the origin. Differences are rounded relative to themselves:
 a nudge survives arithmetic of few bits, although it is small beside the state.
 """
@@ -22,9 +22,9 @@ from eqprop.types import Shape
 class Neurons:
     """The values of a layer, [members, batch, *shape], and what convolutions read of them.
 
-    `operand` is `value` itself, or a copy with less precision. With an `origin`, the values that
-    they started from, it is the difference from them in units of `unit(dtype)`. The batch may be
-    several times that of the origin, phase after phase.
+    `operand` is `value` itself, or a copy with less precision. With an `origin`, earlier values, it
+    is the difference from them in units of `unit(dtype)`. The batch may be several times that of
+    the origin, phase after phase.
     """
 
     value: Tensor

@@ -1,5 +1,10 @@
 """One minibatch of convolutional and dense layers: what the rules do with it.
 
+Convolutions of 16 bits round so much that a network which pools never quite settles. Centred
+nudging takes the difference of two phases that have this in common. One nudged phase would divide
+it by β. There the last third of the free phase is measured from the state before it, as the nudged
+phase is: what is left to settle is rounded, not the state.
+
 Nothing here waits for the device. On a GPU the work is captured as graphs.
 """
 
@@ -27,6 +32,8 @@ class Minibatch:
     EP and VF run their nudged phases side by side, as a larger batch. C-EP and C-VF run them one
     after another, because their parameters move.
 
+    Inputs and targets are given to `origin`. `free` holds the state at the end of the free phase.
+
     Args:
         net: the network, whose parameters stay in their place.
         rule: EP, C-EP, VF or C-VF.
@@ -47,8 +54,13 @@ class Minibatch:
     ) -> None:
         self.net, self.rule, self.readout, self.mover = net, rule, readout, mover
         self.batch, self._precision = batch, precision
-        self.free = Dynamics(net, readout, batch, precision)
+        assert rule.nudging is not None
+        self._signs = [float(sign) for sign in rule.nudging.betas(1.0)]  # type: ignore[arg-type]
+        self._samples = batch * len(self._signs)
         like = net.synapses[0].weight
+        self.origin = self.free = Dynamics(net, readout, batch, precision)
+        if len(self._signs) == 1 and results_round(like, precision):
+            self.free = Dynamics(net, readout, batch, precision, self.origin)
         self.beta = like.new_ones(self.free.members)
         self.residual = like.new_zeros(self.free.members, batch)
         self.gradients = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
@@ -59,9 +71,6 @@ class Minibatch:
         everything: tuple[Sequence[int], ...] = (range(len(net.layers)),)
         self._free_turns = net.split() if rule.in_turn else everything
         self._nudged_turns = net.split() if rule.nudged_in_turn else everything
-        assert rule.nudging is not None
-        self._signs = [float(sign) for sign in rule.nudging.betas(1.0)]  # type: ignore[arg-type]
-        self._samples = batch * len(self._signs)
         self._all = range(len(net.synapses))
         self._graphs = Graphs(like.device, list(net.parameters()))
 
@@ -72,7 +81,7 @@ class Minibatch:
         batch = self.batch if moving else self._samples
         # while θ moves, an origin costs twice as many convolutions
         measured = not moving or convolutions_round(self.beta, self._precision)
-        origin = self.free if measured else None
+        origin = self.origin if measured else None
         return Dynamics(self.net, self.readout, batch, self._precision, origin, moving)
 
     # what the engine asks for
@@ -116,18 +125,22 @@ class Minibatch:
     # phases
 
     def _relax(self, steps: int) -> None:
-        free, turns = self.free, self._free_turns
-        free.read()
-        free.rest()
+        phase, turns = self.origin, self._free_turns
+        phase.read()
+        phase.rest()
         self.residual.zero_()
         for t in range(steps):
             self._graphs.step()
+            if t == 2 * steps // 3 and self.free is not self.origin:
+                phase = self.free
+                phase.read()
+                phase.copy(self.origin)
             layers = turns[t % len(turns)]
             last = steps - t <= len(turns)  # the residual is the change of the latest turns
-            before = free.values(layers) if last else {}
-            free.step(layers)
+            before = phase.values(layers) if last else {}
+            phase.step(layers)
             if last:
-                torch.maximum(self.residual, free.largest_change(before), out=self.residual)
+                torch.maximum(self.residual, phase.largest_change(before), out=self.residual)
 
     def _moving(self, t: int) -> Sequence[int]:
         """Return the layers that nudged step t moves."""
@@ -247,7 +260,12 @@ class Minibatch:
             self.gradients[f"readout.{field}"].copy_(gradient)
 
 
+def results_round(like: Tensor, precision: torch.dtype) -> bool:
+    """Return whether convolutions round what they return, for parameters like this one."""
+    return precision != like.dtype
+
+
 def convolutions_round(like: Tensor, precision: torch.dtype) -> bool:
     """Return whether convolutions round what they multiply, for parameters like this one."""
     tf32 = like.is_cuda and like.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
-    return tf32 or precision != like.dtype
+    return tf32 or results_round(like, precision)
