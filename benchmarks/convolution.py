@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d, max_unpool
 from torch.nn.grad import conv2d_weight
 
 import eqprop
-from eqprop.data import Split
+from eqprop.data import Normalisation, Split
 from eqprop.engines import Engine
 from eqprop.runs import machine
 from eqprop.runs import recipe as recipes
@@ -183,12 +184,14 @@ def check(recipe: Recipe) -> None:
 
 
 def epoch(recipe: Recipe, count: int, batch: int, device: str) -> tuple[Split, Tensor]:
-    """Return random images, augmented as in training, and the index of minibatches of them."""
+    """Return random images, prepared as in training, and the index of minibatches of them."""
     source = torch.Generator().manual_seed(0)
     shape = (count * batch, *recipe.network.input_shape)
     images = torch.randint(256, shape, generator=source, dtype=torch.uint8)
     labels = torch.randint(recipe.network.classes, (len(images),), generator=source)
     split = Split(images, labels, recipe.network.classes).to(device)
+    if recipe.data.normalise:
+        split = replace(split, normalisation=Normalisation.of(split, recipe.data.std))
     seeds = [member.seed for member in recipe.members()]
     index = torch.arange(len(images), device=device).reshape(count, 1, batch)
     drawn = recipe.data.augmentation.draw(split, seeds, 0)
