@@ -1,6 +1,7 @@
 """How large may the rates of C-EP be in the network of cifar10-conv, and what does rounding cost?
 
-    python benchmarks/feedback.py       some minutes on a CPU
+    python benchmarks/feedback.py           some minutes on a CPU
+    python benchmarks/feedback.py RUN       with the weights of a run of C-EP, too
 
 C-EP moves the weights while the neurons move. A change of a layer comes back to it multiplied by up
 to (η/β) λ. Here λ is the largest eigenvalue of the mean outer product of what a position of the
@@ -15,7 +16,10 @@ float64:
   layer: of centred EP, of EP with one nudged phase, and of C-EP with (η/β) λ = 1/4, with
   convolutions of several dtypes. Parameters are in float32 if these have fewer bits.
 
-Writes results/feedback-cifar10.json, from which docs/ladder.md has its numbers.
+Writes results/feedback-cifar10.json, from which docs/ladder.md has its numbers. With RUN it writes
+results/feedback-NAME.json instead: λ, and one update of C-EP beside one of EP with the rates for
+(η/β) λ = 1/4, for both signs of β and several minibatches, with the initial weights and with those
+of the run.
 """
 
 from __future__ import annotations
@@ -23,13 +27,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, unfold
 
-from eqprop.data import load
+import eqprop
+from eqprop.data import Dataset, load
+from eqprop.dynamics import NonFiniteState
 from eqprop.engines import Engine
 from eqprop.network import Network
 from eqprop.runs import machine
@@ -40,11 +47,13 @@ from eqprop.sweeps.file import read
 from eqprop.synapses import Conv2d
 from eqprop.types import State
 
+Weights = Mapping[str, Tensor]
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "results" / "feedback-cifar10.json"
 RUNGS = {recipe.name: recipe for recipe in read(ROOT / "examples" / "ladder.toml")}
 GAINS = (1, 1 / 4, 1 / 16, 1 / 64)  # of (η/β) λ
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+MINIBATCHES = 3  # of a run
 
 
 def engine_of(recipe: Recipe, dtype: torch.dtype, precision: torch.dtype | None = None) -> Engine:
@@ -72,26 +81,48 @@ def eigenvalues(net: Network, x: Tensor, state: State) -> list[float]:
     return found
 
 
-def moved(engine: Engine, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Return how each parameter moves in one minibatch, with β > 0."""
+def moved(engine: Engine, x: Tensor, y: Tensor, sign: float = 1.0) -> list[Tensor]:
+    """Return how each parameter moves in one minibatch, with a sign of β."""
     start = [p.clone() for p in engine.model.parameters()]
-    engine.step(x, y, torch.ones(1))
+    engine.step(x, y, torch.full((1,), sign))
     return [p - before for p, before in zip(engine.model.parameters(), start, strict=True)]
 
 
-def distance(gain: float, x: Tensor, y: Tensor) -> float:
-    """Return how far an update of C-EP is from that of EP, in units of η, relative to EP."""
+def updates(
+    gain: float, x: Tensor, y: Tensor, sign: float = 1.0, weights: Weights | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Return one update of EP and one of C-EP, each divided by η. None: C-EP diverges.
+
+    Args:
+        gain: (η/β) λ of each layer with the initial weights.
+        x: [1, batch, channels, height, width].
+        y: [1, batch, classes].
+        sign: that of β.
+        weights: state of the network. Default None: the initial one.
+    """
     quarter = RUNGS["ep-gain-0.25"].update.settings[0]
     rates = [4 * gain * rate for rate in quarter]
-    updates = []
+    each = [rate for rate in rates for _ in ("weight", "bias")]
+    found = []
     for name in ("ep-gain-0.25", "c-ep-gain-0.25"):
         recipe = recipes.changed(RUNGS[name], {"learning_rates": rates})
-        parts = moved(engine_of(recipe, torch.float64), x, y)
-        each = [rate for rate in rates for _ in ("weight", "bias")]
-        updates.append(
-            torch.cat([(p / rate).flatten() for p, rate in zip(parts, each, strict=True)])
-        )
-    exact, continual = updates
+        engine = engine_of(recipe, torch.float64)
+        if weights is not None:
+            engine.model.load_state_dict(weights)
+        try:
+            parts = moved(engine, x, y, sign)
+        except NonFiniteState:
+            return None
+        found.append(torch.cat([(p / rate).flatten() for p, rate in zip(parts, each, strict=True)]))
+    exact, continual = found
+    return exact, continual
+
+
+def distance(gain: float, x: Tensor, y: Tensor) -> float | None:
+    """Return how far an update of C-EP is from that of EP, relative to EP. None: it diverges."""
+    if (both := updates(gain, x, y)) is None:
+        return None
+    exact, continual = both
     return float((continual - exact).norm() / exact.norm())
 
 
@@ -116,30 +147,79 @@ def cosines(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=8)
-    options = parser.parse_args()
-    data = fitting(load("cifar-10"), RUNGS["centred"])
-    x, y = data.train.batch(torch.arange(options.images)[None], torch.float64)
+def with_weights(x: Tensor, y: Tensor, weights: Weights | None) -> dict[str, object]:
+    """Return λ of the first minibatch, and length and cosine of C-EP's update of each.
+
+    x is [minibatches, batch, channels, height, width]. The length is relative to that of EP.
+    """
+    engine = engine_of(RUNGS["centred"], torch.float64)
+    if weights is not None:
+        engine.model.load_state_dict(weights)
+    state = engine.relax(x[:1], RUNGS["centred"].rule.free_steps).state
+    found: dict[str, object] = {"lambda": eigenvalues(engine.model, x[:1], state)}
+    for name, sign in (("beta > 0", 1.0), ("beta < 0", -1.0)):
+        rows = []
+        for m in range(len(x)):
+            both = updates(1 / 4, x[m, None], y[m, None], sign, weights)
+            if both is not None:
+                exact, continual = both
+                cosine = float(torch.cosine_similarity(exact, continual, 0))
+                rows.append({"length": float(continual.norm() / exact.norm()), "cosine": cosine})
+            else:
+                rows.append({})
+        found[name] = rows
+    return found
+
+
+def of_a_run(run: eqprop.Run, data: Dataset, images: int) -> dict[str, object]:
+    """Return what feedback does with the initial weights and with those of a run."""
+    index = torch.arange(MINIBATCHES * images).reshape(MINIBATCHES, images)
+    x, y = data.train.batch(index, torch.float64)
+    assert run.net is not None
+    of = f"the first {MINIBATCHES} minibatches of {images} training images"
+    return {
+        "what": f"C-EP with the rates of {run.recipe.name} against EP, {of}",
+        "epochs": run.epoch,
+        "initial weights": with_weights(x, y, None),
+        "weights of the run": with_weights(x, y, run.net.state_dict()),
+    }
+
+
+def at_first(data: Dataset, images: int) -> dict[str, object]:
+    """Return what feedback and rounding do with the initial weights."""
+    x, y = data.train.batch(torch.arange(images)[None], torch.float64)
     engine = engine_of(RUNGS["centred"], torch.float64)
     state = engine.relax(x, RUNGS["centred"].rule.free_steps).state
     centred = recipes.changed(RUNGS["centred"], {"weight_decay": 0.0})
     small = recipes.changed(centred, {"beta": 1e-4})
     one_sided = recipes.changed(RUNGS["one-sided"], {"weight_decay": 0.0})
-    found = {
-        "what": f"feedback of C-EP in cifar10-conv, the first {options.images} training images",
+    return {
+        "what": f"feedback of C-EP in cifar10-conv, the first {images} training images",
         "lambda": eigenvalues(engine.model, x, state),
         "distance of C-EP from EP": {str(gain): distance(gain, x, y) for gain in GAINS},
         "cosine with the update for beta to 0": cosines(centred, small, x, y, *DTYPES),
         "the same with one nudged phase": cosines(one_sided, small, x, y, *DTYPES),
         "the same with C-EP": cosines(RUNGS["c-ep-gain-0.25"], small, x, y, *DTYPES),
-        **machine.describe("cpu"),
     }
-    RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(RESULT.read_text("utf-8"), end="")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run of C-EP")
+    parser.add_argument("--images", type=int, default=8, help="per minibatch; default 8")
+    options = parser.parse_args()
+    data, file = fitting(load("cifar-10"), RUNGS["centred"]), RESULT
+    if options.run is None:
+        found = at_first(data, options.images)
+    else:
+        run = eqprop.load(options.run)
+        found = of_a_run(run, data, options.images)
+        file = RESULT.with_name(f"feedback-{run.recipe.name}.json")
+    found |= machine.describe("cpu")
+    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(file.read_text("utf-8"), end="")
 
 
 if __name__ == "__main__":
