@@ -364,6 +364,20 @@ def test_the_page_has_what_was_measured() -> None:
         }
 
 
+def test_the_page_has_the_feedback_of_a_trained_network() -> None:
+    file = ROOT / "results" / "feedback-c-ep-gain-0.25.json"
+    measured = json.loads(file.read_text("utf-8"))
+    assert list(told("Training strengthens this feedback").values()) == [
+        [
+            ", ".join(f"{it['length']:.3g} ({it['cosine']:.2f})" for it in measured[weights][sign])
+            for sign in ("beta > 0", "beta < 0")
+        ]
+        for weights in ("initial weights", "weights of the run")
+    ]
+    before, after = (measured[it]["lambda"] for it in ("initial weights", "weights of the run"))
+    assert all(abs(b / a - 1) < 0.3 for a, b in zip(before, after, strict=True))
+
+
 def test_the_page_says_which_untied_networks_settle() -> None:
     cases = json.loads((ROOT / "results" / "asymmetry-cifar10.json").read_text("utf-8"))["cases"]
     shown = told("## Asymmetric weights")
