@@ -789,7 +789,8 @@ def must_fail(folder: Path, tests: list[str]) -> None:
     os.environ["PYTHONPATH"] = str(folder)  # for the processes that tests start
     sys.path.insert(0, str(folder))
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--assert=plain"]
-    code = pytest.main([*options, *tests])
+    # A folder of its own: where processes share one, each tidies up what others still use.
+    code = pytest.main([*options, f"--basetemp={folder / 'temporary'}", *tests])
     # Anything but failed tests (no such test, an import error) is not a catch.
     sys.exit(CAUGHT if code is pytest.ExitCode.TESTS_FAILED else 1)
 
