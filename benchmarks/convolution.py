@@ -20,7 +20,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,12 @@ from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d, max_unpool
 from torch.nn.grad import conv2d_weight
 
 import eqprop
-from eqprop.data import Normalisation, Split
+from eqprop.data import Dataset, Split
 from eqprop.engines import Engine
 from eqprop.runs import machine
 from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe
+from eqprop.runs.training import fitting
 from eqprop.synapses import Conv2d
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -189,9 +189,8 @@ def epoch(recipe: Recipe, count: int, batch: int, device: str) -> tuple[Split, T
     shape = (count * batch, *recipe.network.input_shape)
     images = torch.randint(256, shape, generator=source, dtype=torch.uint8)
     labels = torch.randint(recipe.network.classes, (len(images),), generator=source)
-    split = Split(images, labels, recipe.network.classes).to(device)
-    if recipe.data.normalise:
-        split = replace(split, normalisation=Normalisation.of(split, recipe.data.std))
+    random = Split(images, labels, recipe.network.classes).to(device)
+    split = fitting(Dataset("random images", random, random), recipe).train
     seeds = [member.seed for member in recipe.members()]
     index = torch.arange(len(images), device=device).reshape(count, 1, batch)
     drawn = recipe.data.augmentation.draw(split, seeds, 0)

@@ -36,7 +36,6 @@ from torch.nn.functional import pad, unfold
 
 import eqprop
 from eqprop.data import Dataset, load
-from eqprop.dynamics import NonFiniteState
 from eqprop.engines import Engine
 from eqprop.network import Network
 from eqprop.runs import machine
@@ -56,9 +55,26 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 MINIBATCHES = 3  # of a run
 
 
-def engine_of(recipe: Recipe, dtype: torch.dtype, precision: torch.dtype | None = None) -> Engine:
+def engine_of(
+    recipe: Recipe,
+    dtype: torch.dtype,
+    precision: torch.dtype | None = None,
+    weights: Weights | None = None,
+) -> Engine:
+    """Return the engine of a recipe, with the initial weights or other ones."""
     members = list(recipe.members())
-    return recipe_engine(recipe, members, recipe.network.build(members, dtype), precision=precision)
+    net = recipe.network.build(members, dtype)
+    if weights is not None:
+        net.load_state_dict(weights)
+    return recipe_engine(recipe, members, net, precision=precision)
+
+
+def free_eigenvalues(x: Tensor, weights: Weights | None = None) -> list[float]:
+    """Return λ of each layer after a free phase in float64. x is as in `eigenvalues`."""
+    base = RUNGS["centred"]
+    engine = engine_of(base, torch.float64, weights=weights)
+    assert isinstance(engine.model, Network)
+    return eigenvalues(engine.model, x, engine.relax(x, base.rule.free_steps).state)
 
 
 def eigenvalues(net: Network, x: Tensor, state: State) -> list[float]:
@@ -90,8 +106,8 @@ def moved(engine: Engine, x: Tensor, y: Tensor, sign: float = 1.0) -> list[Tenso
 
 def updates(
     gain: float, x: Tensor, y: Tensor, sign: float = 1.0, weights: Weights | None = None
-) -> tuple[Tensor, Tensor] | None:
-    """Return one update of EP and one of C-EP, each divided by η. None: C-EP diverges.
+) -> tuple[Tensor, Tensor]:
+    """Return one update of EP and one of C-EP, each divided by η.
 
     Args:
         gain: (η/β) λ of each layer with the initial weights.
@@ -106,23 +122,15 @@ def updates(
     found = []
     for name in ("ep-gain-0.25", "c-ep-gain-0.25"):
         recipe = recipes.changed(RUNGS[name], {"learning_rates": rates})
-        engine = engine_of(recipe, torch.float64)
-        if weights is not None:
-            engine.model.load_state_dict(weights)
-        try:
-            parts = moved(engine, x, y, sign)
-        except NonFiniteState:
-            return None
+        parts = moved(engine_of(recipe, torch.float64, weights=weights), x, y, sign)
         found.append(torch.cat([(p / rate).flatten() for p, rate in zip(parts, each, strict=True)]))
     exact, continual = found
     return exact, continual
 
 
-def distance(gain: float, x: Tensor, y: Tensor) -> float | None:
-    """Return how far an update of C-EP is from that of EP, relative to EP. None: it diverges."""
-    if (both := updates(gain, x, y)) is None:
-        return None
-    exact, continual = both
+def distance(gain: float, x: Tensor, y: Tensor) -> float:
+    """Return how far an update of C-EP is from that of EP, relative to EP."""
+    exact, continual = updates(gain, x, y)
     return float((continual - exact).norm() / exact.norm())
 
 
@@ -152,21 +160,13 @@ def with_weights(x: Tensor, y: Tensor, weights: Weights | None) -> dict[str, obj
 
     x is [minibatches, batch, channels, height, width]. The length is relative to that of EP.
     """
-    engine = engine_of(RUNGS["centred"], torch.float64)
-    if weights is not None:
-        engine.model.load_state_dict(weights)
-    state = engine.relax(x[:1], RUNGS["centred"].rule.free_steps).state
-    found: dict[str, object] = {"lambda": eigenvalues(engine.model, x[:1], state)}
+    found: dict[str, object] = {"lambda": free_eigenvalues(x[:1], weights)}
     for name, sign in (("beta > 0", 1.0), ("beta < 0", -1.0)):
         rows = []
         for m in range(len(x)):
-            both = updates(1 / 4, x[m, None], y[m, None], sign, weights)
-            if both is not None:
-                exact, continual = both
-                cosine = float(torch.cosine_similarity(exact, continual, 0))
-                rows.append({"length": float(continual.norm() / exact.norm()), "cosine": cosine})
-            else:
-                rows.append({})
+            exact, continual = updates(1 / 4, x[m, None], y[m, None], sign, weights)
+            cosine = float(torch.cosine_similarity(exact, continual, 0))
+            rows.append({"length": float(continual.norm() / exact.norm()), "cosine": cosine})
         found[name] = rows
     return found
 
@@ -188,14 +188,12 @@ def of_a_run(run: eqprop.Run, data: Dataset, images: int) -> dict[str, object]:
 def at_first(data: Dataset, images: int) -> dict[str, object]:
     """Return what feedback and rounding do with the initial weights."""
     x, y = data.train.batch(torch.arange(images)[None], torch.float64)
-    engine = engine_of(RUNGS["centred"], torch.float64)
-    state = engine.relax(x, RUNGS["centred"].rule.free_steps).state
     centred = recipes.changed(RUNGS["centred"], {"weight_decay": 0.0})
     small = recipes.changed(centred, {"beta": 1e-4})
     one_sided = recipes.changed(RUNGS["one-sided"], {"weight_decay": 0.0})
     return {
         "what": f"feedback of C-EP in cifar10-conv, the first {images} training images",
-        "lambda": eigenvalues(engine.model, x, state),
+        "lambda": free_eigenvalues(x),
         "distance of C-EP from EP": {str(gain): distance(gain, x, y) for gain in GAINS},
         "cosine with the update for beta to 0": cosines(centred, small, x, y, *DTYPES),
         "the same with one nudged phase": cosines(one_sided, small, x, y, *DTYPES),
