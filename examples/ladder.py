@@ -27,7 +27,7 @@ RANGE = (8.0, 100.0)  # of the errors in every panel
 COMPARISONS = {
     "Nudging, squared error": (
         ("centred", "random-sign", "one-sided"),
-        ("random-sign-settled", "one-sided-settled"),
+        ("random-sign-settled", "one-sided-settled", "random-sign-relaxed", "one-sided-relaxed"),
     ),
     "Nudging, cross-entropy": (
         ("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
@@ -41,7 +41,10 @@ COMPARISONS = {
         ("centred", "vf-tied", "vf-untied", "vf-kolen-pollack"),
         ("vf-untied-45", "vf-kolen-pollack-45"),
     ),
-    "Order of the layers, number of sweeps": (("centred", "at-once", "half-sweeps"), ()),
+    "Order of the layers, number of sweeps": (
+        ("centred", "at-once", "half-sweeps", "relaxed"),
+        (),
+    ),
 }
 
 
@@ -51,6 +54,7 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
     assert recipe.nudging is not None
     weights = "tied" if network.tied else f"untied, {network.angle:g}°"
     rates = update.settings[0]
+    relaxed = f", ω = {network.relaxation:g}" * (network.relaxation != 1)
     steps_per_sweep = 2 if recipe.rule.in_turn else 1
     eta = f"{rates[0]:g}" if len(set(rates)) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     return (
@@ -58,7 +62,7 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
         RULES[recipe.rule.name],
         recipe.nudging.kind,
         LOSSES[network.readout],
-        "in turn" if recipe.rule.in_turn else "at once",
+        ("in turn" if recipe.rule.in_turn else "at once") + relaxed,
         " + ".join(
             f"{steps // steps_per_sweep}"
             for steps in (recipe.rule.free_steps, recipe.rule.nudged_steps)

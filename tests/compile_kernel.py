@@ -16,7 +16,7 @@ USES = {  # flags that are set
     "spread": ("SPREADS",),
     "turn from an origin": (
         *("BIAS", "BACK", "NUDGE", "POOLS", "MOVES", "COPIES", "SPREADS"),
-        *("FROM", "BACK_FROM", "POST_FROM", "ROUNDS"),
+        *("FROM", "BACK_FROM", "POST_FROM", "ROUNDS", "BOUNDED"),
     ),
 }
 FLAGS = {flag for flags in USES.values() for flag in flags}
@@ -29,6 +29,7 @@ def size_of_code(flags: tuple[str, ...], real: str, less: str, size: int, sigma:
     types = dict.fromkeys(FULL, f"*{real}") | dict.fromkeys(LESS, f"*{less}")
     types |= dict.fromkeys(("winners", "winners_0"), "*i16")
     constants = {"SIZE": size, "SIGMA": sigma, "BLOCK": BLOCK, "UNIT": 0.5, "BACK_UNIT": 0.5}
+    constants |= {"RELAXATION": 1.5 if "BOUNDED" in flags else 1.0, "LOW": 0.0, "HIGH": 1.0}
     constants |= {flag: flag in flags for flag in FLAGS}
     constants["SPREADS"] &= size > 1
     numbers = set(_kernel.arg_names) - set(types) - set(constants)

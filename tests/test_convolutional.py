@@ -20,6 +20,7 @@ from eqprop.activations import HARD_SIGMOID, as_activation
 from eqprop.data import Split
 from eqprop.engines import ConvolutionalEngine, graphs
 from eqprop.engines.convolutional import connections, dynamics, minibatch
+from eqprop.engines.convolutional.advance import Advance
 from eqprop.engines.convolutional.layers import (
     Neurons,
     Placed,
@@ -255,6 +256,28 @@ def test_every_chain_in_every_order(chain, orders, free_steps):
     in_turn, nudged_in_turn = orders
     rule = a_rule(free_steps=free_steps, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
     assert_parity(*a_pair(a_network(chain), rule))
+
+
+@pytest.mark.parametrize("relaxation", [0.6, 1.5])
+@any_rule
+@any_order
+def test_relaxation_with_every_rule_and_order(orders, kind, tying, relaxation):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    net = a_network(tying=tying, time=eqprop.Discrete(relaxation))
+    assert_parity(*a_pair(net, rule))
+
+
+@pytest.mark.parametrize("made", [a_network, partial(a_graph, "a layer that nothing leads to")])
+@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "identity"])
+def test_relaxation_with_every_activation(activation, made):
+    net = made(activation=activation, time=eqprop.Discrete(1.3))
+    assert_parity(*a_pair(net, a_rule(in_turn=True, nudged_in_turn=True)))
+
+
+def test_relaxation_with_a_softmax():
+    net = a_network("no dense layer", readout=eqprop.CrossEntropy(5), time=eqprop.Discrete(1.5))
+    assert_parity(*a_pair(net, a_rule(in_turn=True, nudged_in_turn=True)))
 
 
 @any_order
@@ -692,8 +715,10 @@ def assert_same_work(separate, kernel):
 @needs_triton
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 @pytest.mark.parametrize("sigma", ["sigmoid", "tanh", "hard_sigmoid", "identity"])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sigma, precision):
+@pytest.mark.parametrize(("size", "relaxation"), [(1, 1.0), (2, 1.0), (3, 1.0), (2, 1.4)])
+def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(
+    size, relaxation, sigma, precision
+):
     source = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -702,8 +727,10 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(size, sig
     convolved = Product(lying(draw(2, 5, 7, 8)).to(precision), axis=0)
     like = torch.zeros((), dtype=torch.float64, device=DEVICE)
     shape = (5, 7 // size, 8 // size)
+    activation = as_activation(sigma)
+    advance = Advance(activation, relaxation, None if relaxation == 1 else activation.bounds)
     pair = [
-        kind(size, empty_layer(1, 2, shape, like), (7, 8), as_activation(sigma), precision)
+        kind(size, empty_layer(1, 2, shape, like), (7, 8), advance, precision)
         for kind in (Windows, fused().FusedWindows)
     ]
     before, back, nudge = (lying(draw(2, *shape)) for _ in range(3))
@@ -737,7 +764,7 @@ def test_the_kernel_measures_two_phases_from_an_origin(size, precision):
 
         def windows(batch, origin=None, kind=kind):
             drive = empty_layer(1, batch, shape, like)
-            return kind(size, drive, (7, 8), HARD_SIGMOID, precision, origin)
+            return kind(size, drive, (7, 8), Advance(HARD_SIGMOID), precision, origin)
 
         origin = windows(2)
         origin.pool(0, Product(there, axis=0), bias, Neurons(start, start, axis=0))
@@ -761,8 +788,8 @@ def test_the_winner_of_the_origin_wins_a_tie_that_rounding_made(precision):
     post = Neurons(value, value.clone(), torch.zeros_like(value[:1]), 0)
     for kind in (Windows, fused().FusedWindows):
         drives = (empty_layer(1, n, (1, 1, 1), like) for n in (1, 3))
-        origin = kind(2, next(drives), (2, 2), HARD_SIGMOID, precision)
-        phases = kind(2, next(drives), (2, 2), HARD_SIGMOID, precision, origin)
+        origin = kind(2, next(drives), (2, 2), Advance(HARD_SIGMOID), precision)
+        phases = kind(2, next(drives), (2, 2), Advance(HARD_SIGMOID), precision, origin)
         origin.pool(0, Product(tie, axis=0), None, Neurons(value[:1], value[:1], axis=0))
         phases.pool(0, Product(moved, tie, unit(precision), 0), None, post)
         won = (
@@ -792,7 +819,7 @@ def test_the_kernel_hides_no_value_that_is_not_finite():
     like = torch.zeros((), dtype=torch.float64, device=DEVICE)
     for place in range(4):
         windows = fused().FusedWindows(
-            2, empty_layer(1, 1, (1, 1, 1), like), (2, 2), HARD_SIGMOID, torch.float64
+            2, empty_layer(1, 1, (1, 1, 1), like), (2, 2), Advance(HARD_SIGMOID), torch.float64
         )
         convolved = torch.ones(1, 1, 4, dtype=torch.float64, device=DEVICE)
         convolved[..., place] = torch.nan
@@ -805,11 +832,11 @@ def test_the_kernel_hides_no_value_that_is_not_finite():
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", ["no dense layer", "rows left out", "three convolutions"])
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_chains_with_the_kernel(chain, in_turn, monkeypatch):
+@pytest.mark.parametrize(("in_turn", "relaxation"), [(False, 1.0), (True, 1.0), (True, 1.5)])
+def test_chains_with_the_kernel(chain, in_turn, relaxation, monkeypatch):
     monkeypatch.setattr(connections, "Windows", fused().FusedWindows)
     rule = a_rule(in_turn=in_turn, nudged_in_turn=in_turn)
-    slow, fast = a_pair(a_network(chain), rule)
+    slow, fast = a_pair(a_network(chain, time=eqprop.Discrete(relaxation)), rule)
     assert_parity_on(DEVICE, slow, fast.model, rule)
 
 
@@ -1083,7 +1110,10 @@ def test_each_step_can_begin_a_graph_and_none_is_empty(kind, tying, monkeypatch)
 @any_order
 @pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
 @any_rule
-@pytest.mark.parametrize("made", [a_network, partial(a_graph, "a triangle")])
+@pytest.mark.parametrize(
+    "made",
+    [a_network, partial(a_graph, "a triangle"), partial(a_network, time=eqprop.Discrete(1.5))],
+)
 def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders, monkeypatch):
     monkeypatch.setattr(graphs, "STEPS", 3)  # so that phases are cut
     in_turn, nudged_in_turn = orders

@@ -48,7 +48,7 @@ TABLE = {
     "c-vf-1h": (40, 15, 0.2, True, 100, (0.0076, 0.0038)),
     "c-vf-2h": (100, 20, 0.35, True, 150, (0.009, 0.0016, 0.00016)),
 }
-CONVOLUTIONAL = ("mnist-conv", "cifar10-conv", "cifar10-resnet")
+CONVOLUTIONAL = ("mnist-conv", "cifar10-conv", "cifar10-conv-relaxed", "cifar10-resnet")
 # Appendix "Why C-EP does not perform as well as standard EP?": T, K and β are its own, the rest
 # is EP's, to which it claims to be equal.
 RESCALED = {
@@ -838,6 +838,12 @@ def test_the_convolutional_recipe_builds_and_learns_from_a_minibatch() -> None:
     for _ in range(4):
         engine.step(x, y)
     assert net.readout.loss(engine.relax(x, 40).state, y).mean() < 0.9 * before
+
+
+def test_the_relaxed_recipe_for_cifar_differs_in_relaxation_and_steps_alone() -> None:
+    changes = {"relaxation": 1.5, "free_steps": 40, "nudged_steps": 12}
+    expected, relaxed = load("cifar10-conv", changes), load("cifar10-conv-relaxed")
+    assert relaxed.determining() == expected.determining()
 
 
 def test_the_recipe_for_cifar_builds_the_network_of_its_peers() -> None:

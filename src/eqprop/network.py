@@ -83,7 +83,7 @@ class Network(Model):
     Args:
         layers: the `Input`, then one or more `Layer`s; the last is the output.
         synapses: `Dense(...)`, `Conv2d(...)` and others; each names the layers that it joins.
-        time: `Discrete()` (default), or `RealTime(dt)`.
+        time: `Discrete()` (default), `Discrete(relaxation)`, or `RealTime(dt)`.
         activation: σ of the layers without an activation. Default "sigmoid".
         readout: output, loss and nudge of the network: `OutputLayer()` (default: squared error on
             the last layer), `CrossEntropy(classes)`, or your own `Readout`.
@@ -266,7 +266,10 @@ class Network(Model):
         """Pull ds back to the drive of each layer. With slope "own" the caller adds σ′."""
         if update_slope == UpdateSlope.FULL:
             drives = self._drives(self._rates(s), self.hold(x), range(len(s)))
-            return tuple(sigma.slope(drives[i]) * ds[i] for i, sigma in enumerate(self.activations))
+            return tuple(
+                self.time.epsilon * sigma.slope(drives[i]) * ds[i]
+                for i, sigma in enumerate(self.activations)
+            )
         return tuple(
             self.time.gain(sigma, s[i], self._is_output(i)) * ds[i]
             for i, sigma in enumerate(self.activations)
@@ -282,6 +285,11 @@ class Network(Model):
         return (*groups, own) if own else tuple(groups)
 
     def check_holomorphic(self) -> None:
+        if isinstance(self.time, Discrete) and self.time.relaxation != 1:
+            raise ValueError(
+                "Holomorphic needs analytic functions, but relaxation holds neurons within bounds: "
+                "use Centred, or relaxation 1"
+            )
         for name, sigma in zip(self.layer_names, self.activations, strict=True):
             if not sigma.holomorphic:
                 raise ValueError(
@@ -405,7 +413,7 @@ def layered(
         sizes: numbers of neurons from input to output, two or more.
         tied: whether both directions share one weight (default True; EP, C-EP). If not, each
             synapse has a separate backward weight (VF, C-VF).
-        time: `Discrete()` (default), or `RealTime(dt)`.
+        time: `Discrete()` (default), `Discrete(relaxation)`, or `RealTime(dt)`.
         activation: σ of every layer: "sigmoid" (default), "tanh", "hard_sigmoid", "identity", an
             `Activation`, or any elementwise function.
         bias: whether neurons have a bias. Default True.

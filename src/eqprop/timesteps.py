@@ -1,6 +1,6 @@
 """The time axis of the models: how one step turns the drive on a layer into its next state.
 
-`Discrete`:  s' = σ(drive),                            a synapse transmits s
+`Discrete`:  s' = (1 − ω) s + ω σ(drive),              a synapse transmits s; ω = 1 in the paper
 `RealTime`:  s' = (1 − ε) s + ε σ'(s) · drive,         a synapse transmits σ(s)
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from eqprop.activations import Activation
@@ -21,26 +20,48 @@ class Discrete:
     """Discrete time: s_{t+1} = σ(W s_t + W_x x), the vanilla RNN (Eq. cep-discrete).
 
     Its Φ = Σ s·W·s ignores σ, so F = ∂Φ/∂s only up to σ'.
+
+    Args:
+        relaxation: ω, in (0, 2), in s' = (1 − ω) s + ω σ(drive). The steady states are the same.
+            With layers in turn, ω > 1 (over-relaxation) reaches them in fewer steps. Neurons stay
+            within the bounds of σ, except in the output layer, which the nudge may drive beyond
+            them. Default 1: s' = σ(drive).
     """
+
+    relaxation: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.relaxation < 2:
+            raise ValueError(f"relaxation must lie in (0, 2), not {self.relaxation}")
 
     @property
     def epsilon(self) -> float:
-        return 1.0
+        return self.relaxation  # a nudge of βω keeps the steady state of β
 
     def rate(self, activation: Activation, s: Tensor) -> Tensor:
         """What a neuron transmits."""
         return s
 
     def advance(self, activation: Activation, s: Tensor, drive: Tensor, output: bool) -> Tensor:
-        return activation(drive)
+        if self.relaxation == 1:
+            return activation(drive)
+        s_next = (1 - self.relaxation) * s + self.relaxation * activation(drive)
+        bounds = self.bounds(activation, output)
+        return s_next if bounds is None else s_next.clamp(*bounds)
+
+    def bounds(self, activation: Activation, output: bool) -> tuple[float, float] | None:
+        """Return the bounds within which a step has to hold the neurons of a layer; None: none."""
+        return None if output or self.relaxation == 1 else activation.bounds
 
     def gain(self, activation: Activation, s: Tensor, output: bool) -> Tensor | float:
         """Return ∂s'/∂drive as the local rules use it: the paper ignores the factor σ'."""
-        return 1.0
+        return self.relaxation
 
     def leak(self, s: Tensor) -> Tensor:
-        """Return the part of Φ without synapses, one value per sample; s: [*ensemble, batch, n]."""
-        return torch.zeros_like(s[..., 0])
+        """Return ½(1 − ω)‖s‖², the part of Φ without synapses, one value per sample; s:
+        [*ensemble, batch, n].
+        """
+        return _leak(self.relaxation, s)
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,11 @@ class RealTime:
         """Return ½(1 − ε)‖s‖², the part of Φ without synapses, one value per sample; s:
         [*ensemble, batch, n].
         """
-        return 0.5 * (1 - self.dt) * (s**2).sum(-1)
+        return _leak(self.dt, s)
+
+
+def _leak(epsilon: float, s: Tensor) -> Tensor:
+    return 0.5 * (1 - epsilon) * (s**2).sum(-1)
 
 
 Timesteps = Discrete | RealTime

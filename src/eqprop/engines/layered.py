@@ -12,6 +12,7 @@ from eqprop.network import Network
 from eqprop.nudging import OneSided, RandomSign
 from eqprop.readouts import OutputLayer
 from eqprop.rules import EP, VF, ContinualEP, ContinualVF
+from eqprop.timesteps import Discrete
 
 COMPUTED = ("forward", "hold", "output", "phi_gradient", "vector_field_gradient")
 ACTIVATIONS = {SIGMOID: 0, TANH: 1, HARD_SIGMOID: 2, IDENTITY: 3}
@@ -43,6 +44,8 @@ def layered_obstacle(job: Job) -> str | None:
         return "an activation of your own, or different ones"
     if model.input_activation not in (IDENTITY, model.activations[0]):
         return "an input with an activation of its own"
+    if isinstance(model.time, Discrete) and model.time.relaxation != 1:
+        return "relaxation other than 1"
     tied = {s.tied for s in model.synapses if not s.from_input}
     if len(tied) > 1 or (tied == {False} and not rule.vector_field):
         return "tied and untied synapses mixed, or EP on untied ones"

@@ -102,10 +102,10 @@ def unpack_network(record: Record) -> Network:
 def check_network(net: Network) -> None:
     """Raise unless the page supports the network."""
     shared = any(synapse.shared_update for synapse in net.synapses)
-    if not net.is_chain() or not isinstance(net.time, Discrete) or len(net.layers) < 2 or shared:
+    if not net.is_chain() or net.time != Discrete() or len(net.layers) < 2 or shared:
         raise UserError(
-            "the explorer shows chains of dense layers in discrete time, with a hidden layer and "
-            "without shared updates: choose a run of such networks"
+            "the explorer shows chains of dense layers in discrete time, with a hidden layer, "
+            "without shared updates and relaxation: choose a run of such networks"
         )
     if not isinstance(net.readout, OutputLayer) or not isinstance(net.readout.cost, SquaredError):
         raise UserError(

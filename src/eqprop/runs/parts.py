@@ -160,6 +160,7 @@ class NetworkPart(Part, frozen=True, kw_only=True):
     layers: Annotated[tuple[Positive | ConvPart, ...], Meta(min_length=1)]
     tied: bool
     time: str = "discrete"
+    relaxation: float = 1.0
     dt: float = 0.08
     slope: str = "all"
     activation: str = "sigmoid"
@@ -184,7 +185,8 @@ class NetworkPart(Part, frozen=True, kw_only=True):
                 f"{len(self.gains)}"
             )
         RealTime(self.dt, self.slope)  # checks both
-        self.refuse("time", {"discrete": ("dt", "slope"), "real-time": ()})
+        Discrete(self.relaxation)
+        self.refuse("time", {"discrete": ("dt", "slope"), "real-time": ("relaxation",)})
         if self.input is None and not isinstance(self.layers[0], int):
             raise ValueError("layers must start with a number, or input = [1, 28, 28] give a shape")
         if not isinstance(self.layers[-1], int):
@@ -291,7 +293,9 @@ class NetworkPart(Part, frozen=True, kw_only=True):
         sigma = ACTIVATIONS[self.activation]
         if self.output_activation is not None:
             layers[-1] = replace(layers[-1], activation=self.output_activation)
-        time: Timesteps = Discrete() if self.discrete else RealTime(self.dt, self.slope)
+        time: Timesteps = (
+            Discrete(self.relaxation) if self.discrete else RealTime(self.dt, self.slope)
+        )
         softmax = partial(CrossEntropy, self.classes, bias=self.bias, init=self._init(-1))
         return Network(
             [Input(self.input_shape, IDENTITY if self.discrete else sigma), *layers],

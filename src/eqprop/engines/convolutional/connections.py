@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d
 from torch.nn.grad import conv2d_weight
 
-from eqprop.activations import Activation
+from eqprop.engines.convolutional.advance import Advance
 from eqprop.engines.convolutional.layers import (
     Change,
     Ends,
@@ -35,7 +35,7 @@ from eqprop.engines.convolutional.layers import (
     unit,
 )
 from eqprop.engines.convolutional.weights import Weights
-from eqprop.engines.convolutional.windows import Windows, activate
+from eqprop.engines.convolutional.windows import Windows
 from eqprop.synapses import Conv2d, Dense, Synapses
 
 MOST = 2**31  # numbers that a kernel of `fused.py` can count
@@ -47,7 +47,7 @@ class Connection(ABC):
 
     Args:
         synapse: the synapse, whose parameters it reads.
-        sigma: activation of the layer after.
+        advance: how the layer after moves.
         batch: number of samples.
         origin: the same connection in the state from which its layers are measured, or None.
         moving: whether its parameters move away from those of the origin.
@@ -61,12 +61,12 @@ class Connection(ABC):
     def __init__(
         self,
         synapse: Synapses,
-        sigma: Activation,
+        advance: Advance,
         batch: int,
         origin: Self | None = None,
         moving: bool = False,
     ) -> None:
-        self.synapse, self.members, self.sigma = synapse, math.prod(synapse.ensemble), sigma
+        self.synapse, self.members, self.advance = synapse, math.prod(synapse.ensemble), advance
         self.origin, self.moving = origin, moving
         self.drive = empty_layer(self.members, batch, synapse.ends[1], synapse.weight)
         self.driven = False  # whether `drive` is that of the layer before and the weights
@@ -140,7 +140,7 @@ class Connection(ABC):
 
     @abstractmethod
     def move(self, pre: Neurons, post: Neurons, back: Product | None, nudge: Tensor | None) -> None:
-        """Move the layer after: σ(drive + back) − nudge.
+        """Move the layer after, by drive + back, and nudge it.
 
         `back` is the drive of all other synapses on it. Both are shaped like the layer, or None.
         """
@@ -230,7 +230,7 @@ class Convolution(Connection):
 
     Args:
         synapse: the synapse.
-        sigma: activation of the layer after.
+        advance: how the layer after moves.
         batch: number of samples.
         precision: dtype of what it multiplies. Sums have the dtype of the parameters.
         origin: the same connection in the state from which its layers are measured, or None.
@@ -243,13 +243,13 @@ class Convolution(Connection):
     def __init__(
         self,
         synapse: Conv2d,
-        sigma: Activation,
+        advance: Advance,
         batch: int,
         precision: torch.dtype,
         origin: Convolution | None = None,
         moving: bool = False,
     ) -> None:
-        super().__init__(synapse, sigma, batch, origin, moving)
+        super().__init__(synapse, advance, batch, origin, moving)
         few = synapse.ends[0][0] < FEW
         self._gradient_precision = self.drive.dtype if few else precision
         self.stride, self.padding, self.left_out = (
@@ -271,7 +271,7 @@ class Convolution(Connection):
         several = batch * channels * math.prod(convolved) < MOST
         kind = _fused() if self.drive.is_cuda and several else Windows
         windows = None if origin is None else origin.windows
-        self.windows = kind(synapse.pool, self.drive, convolved, sigma, precision, windows)
+        self.windows = kind(synapse.pool, self.drive, convolved, advance, precision, windows)
         self._won = False  # whether the winners are those of the layer before and the weights
 
     def pre_moved(self) -> None:
@@ -392,7 +392,7 @@ class AllToAll(Connection):
 
     Args:
         synapse: the synapse.
-        sigma: activation of the layer after.
+        advance: how the layer after moves.
         batch: number of samples.
         origin: the same connection in the state from which its layers are measured, or None.
         moving: whether its parameters move away from those of the origin.
@@ -403,12 +403,12 @@ class AllToAll(Connection):
     def __init__(
         self,
         synapse: Dense,
-        sigma: Activation,
+        advance: Advance,
         batch: int,
         origin: AllToAll | None = None,
         moving: bool = False,
     ) -> None:
-        super().__init__(synapse, sigma, batch, origin, moving)
+        super().__init__(synapse, advance, batch, origin, moving)
         like = self._by_member(synapse.weight)
         rows, columns = (memory_order(shape, like.device) for shape in synapse.ends)
         self.here = (slice(None), rows[:, None], columns)  # of the weight, as it is read
@@ -457,7 +457,7 @@ class AllToAll(Connection):
     def move(self, pre: Neurons, post: Neurons, back: Product | None, nudge: Tensor | None) -> None:
         self.forward(pre, post)
         drive = self.drive if back is None else self.drive + back.total(self.drive.dtype)
-        move_layer(self.sigma, drive, nudge, post)
+        self.advance.move(drive, nudge, post)
 
     def _add(
         self, pre: Tensor, post: Placed, less: Placed | None, factor: Tensor, into: Tensor
@@ -471,7 +471,7 @@ class AllToAll(Connection):
 
 def connect(
     synapse: Synapses,
-    sigma: Activation,
+    advance: Advance,
     batch: int,
     precision: torch.dtype,
     origin: Connection | None = None,
@@ -480,18 +480,10 @@ def connect(
     """Return the connection of a synapse. The arguments are those of `Convolution`."""
     if isinstance(synapse, Conv2d):
         assert isinstance(origin, Convolution | None)
-        return Convolution(synapse, sigma, batch, precision, origin, moving)
+        return Convolution(synapse, advance, batch, precision, origin, moving)
     assert isinstance(synapse, Dense)
     assert isinstance(origin, AllToAll | None)
-    return AllToAll(synapse, sigma, batch, origin, moving)
-
-
-def move_layer(sigma: Activation, drive: Tensor, nudge: Tensor | None, layer: Neurons) -> None:
-    """Move a layer: σ(drive) − nudge, both shaped like it."""
-    activate(sigma, drive, out=layer.value)
-    if nudge is not None:
-        layer.value.sub_(nudge)
-    layer.refresh()
+    return AllToAll(synapse, advance, batch, origin, moving)
 
 
 def _sum(terms: Iterable[Tensor]) -> Tensor:

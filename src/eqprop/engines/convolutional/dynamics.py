@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from eqprop.engines.convolutional.connections import Connection, connect, move_layer
+from eqprop.engines.convolutional.advance import Advance
+from eqprop.engines.convolutional.connections import Connection, connect
 from eqprop.engines.convolutional.layers import Change, Ends, Neurons, Placed, Product, scaled
 from eqprop.engines.convolutional.streams import Streams
 from eqprop.network import Network
@@ -61,9 +62,10 @@ class Dynamics:
         self.x = layer(net.input.shape)
         self.s = [layer(*both) for both in zip(net.layer_shapes, origins, strict=True)]
         self.y = like.new_zeros(*net.ensemble, batch, readout.width)
+        self._advance = [Advance.of(net, k) for k in range(len(self.s))]
         same = origin.connections if origin else [None] * len(net.edges)
         self.connections = [
-            connect(synapse, net.activations[post], batch, precision, other, self._moving)
+            connect(synapse, self._advance[post], batch, precision, other, self._moving)
             for synapse, (_, post), other in zip(net.synapses, net.edges, same, strict=True)
         ]
         self._ends = [(self.x if i is None else self.s[i], self.s[k]) for i, k in net.edges]
@@ -176,14 +178,16 @@ class Dynamics:
             self.connections[mover].move(*self._ends[mover], others, nudge)
         elif others is not None:  # no synapse leads here
             drive = others.total(self.y.dtype)
-            move_layer(self.net.activations[k], drive, nudge, self.s[k])
+            self._advance[k].move(drive, nudge, self.s[k])
         for c in self._into[k]:
             if c != mover:
                 self.connections[c].post_moved()
 
     def _nudges(self, beta: Tensor) -> dict[int, Tensor]:
-        gradients = self.readout.nudge(self.state, self.y)
-        return {k: scaled(it.reshape(self.s[k].value.shape), beta) for k, it in gradients.items()}
+        gradients, strength = self.readout.nudge(self.state, self.y), beta * self.net.nudge_scale
+        return {
+            k: scaled(it.reshape(self.s[k].value.shape), strength) for k, it in gradients.items()
+        }
 
     def ends(self, layers: Collection[int], copied: bool = False) -> dict[int, Ends]:
         """Return the ends of each synapse at one of some layers, by its number.

@@ -25,6 +25,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     NUDGE: tl.constexpr, POOLS: tl.constexpr, DRIVES: tl.constexpr, MOVES: tl.constexpr,
     COPIES: tl.constexpr, SPREADS: tl.constexpr, FROM: tl.constexpr, BACK_FROM: tl.constexpr,
     POST_FROM: tl.constexpr, ROUNDS: tl.constexpr, UNIT: tl.constexpr, BACK_UNIT: tl.constexpr,
+    RELAXATION: tl.constexpr, BOUNDED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Drive, move and spread `n` neurons, channels last.
@@ -86,6 +87,10 @@ def _kernel(  # type: ignore[no-untyped-def]
             value = 2 / (1 + tl.exp(-2 * value)) - 1
         elif SIGMA == 2:  # written so that NaN stays NaN
             value = tl.where(value < 0, 0.0, tl.where(value > 1, 1.0, value)).to(real)
+        if RELAXATION != 1:
+            value = (1 - RELAXATION) * tl.load(post + e, inside) + RELAXATION * value
+            if BOUNDED:
+                value = tl.where(value < LOW, LOW, tl.where(value > HIGH, HIGH, value)).to(real)
         if NUDGE:
             value -= tl.load(nudge + e, inside)
         tl.store(post + e, value, inside)
@@ -168,6 +173,7 @@ class FusedWindows(Windows):
         else:
             won, won_0 = (None if it is None else it.winners for it in placed)
         batch, channels, rows, columns = value.shape
+        low, high = self.advance.bounds or (0.0, 0.0)
         _kernel[(triton.cdiv(value.numel(), BLOCK),)](
             image(convolved.moved), unused if bias is None else bias, image(came.moved),
             image(nudge), self.drive[i], value, operand,
@@ -177,12 +183,14 @@ class FusedWindows(Windows):
             unused if won_0 is None else won_0[i],
             value.numel(), batch if post.origin is None else len(post.origin), channels, rows,
             columns, *convolved.moved.shape[2:],
-            SIZE=size, SIGMA=ACTIVATIONS[self.sigma], BIAS=bias is not None,
+            SIZE=size, SIGMA=ACTIVATIONS[self.advance.sigma], BIAS=bias is not None,
             BACK=back is not None, NUDGE=nudge is not None, POOLS=pools, DRIVES=drives,
             MOVES=moves, COPIES=operand is not value, SPREADS=size > 1,
             FROM=convolved.origin is not None, BACK_FROM=came.origin is not None,
             POST_FROM=post.origin is not None, ROUNDS=self._rounds,
-            UNIT=unit(operand.dtype), BACK_UNIT=came.unit, BLOCK=BLOCK,
+            UNIT=unit(operand.dtype), BACK_UNIT=came.unit,
+            RELAXATION=self.advance.relaxation, BOUNDED=self.advance.bounds is not None,
+            LOW=low, HIGH=high, BLOCK=BLOCK,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from eqprop.activations import HARD_SIGMOID, SIGMOID, TANH, Activation
+from eqprop.engines.convolutional.advance import Advance
 from eqprop.engines.convolutional.layers import (
     Neurons,
     Placed,
@@ -38,7 +38,7 @@ class Windows:
         size: height and width of a window.
         drive: memory for the maxima plus bias, [members, batch, channels, height, width].
         convolved: height and width before pooling.
-        sigma: activation of the layer after.
+        advance: how the layer after moves.
         precision: dtype of what convolutions read and return.
         origin: the windows in the state from which neurons are measured, or None.
     """
@@ -50,11 +50,11 @@ class Windows:
         size: int,
         drive: Tensor,
         convolved: Shape,
-        sigma: Activation,
+        advance: Advance,
         precision: torch.dtype,
         origin: Windows | None = None,
     ) -> None:
-        self.size, self.drive, self.sigma, self.origin = size, drive, sigma, origin
+        self.size, self.drive, self.advance, self.origin = size, drive, advance, origin
         self._rounds = precision != drive.dtype
         members, batch, channels, _, _ = drive.shape
         self._windows = ([size, size], [size, size], [0, 0], [1, 1], False)
@@ -101,10 +101,7 @@ class Windows:
         """Move the layer of member i by the drive that is there. Arguments are those of `turn`."""
         drive = self.drive[i]
         whole = drive if back is None else drive + back.total(drive.dtype)
-        activate(self.sigma, whole, out=post.value)
-        if nudge is not None:
-            post.value.sub_(nudge)
-        post.refresh()
+        self.advance.move(whole, nudge, post)
 
     def at_winners(self, placed: Placed, less: Placed | None, dtype: torch.dtype) -> Tensor:
         """Return values at the positions that won, and zeros elsewhere.
@@ -192,15 +189,3 @@ class Windows:
 
 def _without(given: Tensor, ties: Tensor) -> Tensor:
     return given.masked_fill(ties, -torch.inf)
-
-
-def activate(sigma: Activation, drive: Tensor, out: Tensor) -> None:
-    """Write σ(drive) to `out`."""
-    if sigma == HARD_SIGMOID:
-        torch.clamp(drive, 0, 1, out=out)
-    elif sigma == TANH:
-        torch.tanh(drive, out=out)
-    elif sigma == SIGMOID:
-        torch.mul(drive, 4, out=out).sub_(2).sigmoid_()
-    else:
-        out.copy_(drive)
