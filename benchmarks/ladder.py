@@ -29,7 +29,7 @@ from eqprop.sweeps.file import read
 RUNGS = {recipe.name: recipe for recipe in read(RESULTS.parent / "examples" / "ladder.toml")}
 KINDS = (
     *("centred", "random-sign", "centred-softmax", "c-ep-gain-0.0625", "vf-tied", "vf-untied"),
-    *("vf-kolen-pollack", "at-once", "random-sign-settled", "relaxed", "random-sign-relaxed"),
+    *("vf-kolen-pollack", "at-once", "random-sign-settled", "relaxed"),
 )
 MINIBATCHES = 5  # per call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -82,3 +83,14 @@ def links(text: str) -> Iterator[tuple[str, str]]:
         if not target.startswith("http"):
             file, _, anchor = target.partition("#")
             yield file, anchor
+
+
+def told(start: str, page: str) -> dict[str, list[str]]:
+    """The first table of a document after some text: {first cell of a row: the others}."""
+    lines = DOCUMENTS[page].read_text("utf-8").partition(start)[2].splitlines()
+    table = itertools.takewhile(
+        lambda line: line.startswith("|"),
+        itertools.dropwhile(lambda line: not line.startswith("|"), lines),
+    )
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    return {row[0]: row[1:] for row in cells[2:]}

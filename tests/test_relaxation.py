@@ -2,6 +2,7 @@
 fast a network settles, not where.
 """
 
+import json
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import eqprop
 from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.dynamics import nudged_step
+from tests.documents import ROOT, told
 
 OMEGAS = (0.5, 1.3, 1.7, 1.95)
 any_omega = pytest.mark.parametrize("omega", OMEGAS)
@@ -222,3 +224,50 @@ def test_engines_for_dense_chains_leave_it_to_the_reference():
     with pytest.raises(ValueError, match="cannot run relaxation other than 1"):
         eqprop.make_engine(net, rule, 0.1, "native")
     assert type(eqprop.make_engine(net, rule, 0.1)) is eqprop.engines.ReferenceEngine
+
+
+# docs/convolution.md, from benchmarks/relaxation.py
+
+PAGE = "docs/convolution.md"
+FILE = ROOT / "results" / "relaxation-cifar10-conv-300-epochs-gpu.json"
+
+
+def number(text):
+    """The value of 0.011 or 3 · 10⁻⁴."""
+    plain = text.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-"))
+    return float(plain.replace(" · 10", "e"))
+
+
+def test_the_page_has_what_was_measured():
+    rows = json.loads(FILE.read_text("utf-8"))["results"]
+    shown = told("How much this saves", PAGE)
+    assert {int(free) for free in shown} == {row["free"] for row in rows}
+    for free, cells in shown.items():
+        measured = [row for row in rows if row["free"] == int(free)]
+        for cell, row in zip(cells, measured, strict=True):
+            values = [number(it.strip(")")) for it in cell.split(" (")]
+            assert values == pytest.approx([row["residual"], row["residual_90"]], rel=0.3)
+    for omega, cells in told("read the angles as rough", PAGE).items():
+        (row,) = (it for it in rows if (it["omega"], it["free"]) == (float(omega), 60))
+        assert cells == [
+            f"{row['centred_angle']:.0f}°",
+            f"{row['centred_length']:.2g}",
+            f"{row['once_angle']:.0f}°",
+            f"{row['once_length']:.2g}",
+        ]
+
+
+def test_the_page_has_the_errors_of_the_runs():
+    for recipe, folder in (
+        ("cifar10-conv", "cifar10-conv-100-epochs-gpu"),
+        ("cifar10-conv-relaxed", "cifar10-conv-300-epochs-gpu"),
+    ):
+        summary = json.loads((ROOT / "results" / folder / "summary.json").read_text("utf-8"))
+        test, train, epochs, minutes, seconds = told("--precision float16 --tf32\n```", PAGE)[
+            f"`{recipe}`"
+        ]
+        assert test == f"{summary['test_error']['mean']:.2f} %"
+        assert train == f"{summary['train_error']['mean']:.2f} %"
+        assert int(epochs) == summary["epochs"]
+        assert minutes == f"{summary['wall_seconds'] / 60:.0f} min"
+        assert seconds == f"{summary['wall_seconds'] / summary['epochs']:.1f} s"
