@@ -218,6 +218,31 @@ def test_holomorphic_nudging_refuses_it():
         next(rule.gradients(net, torch.rand(2, 4), torch.eye(2)))
 
 
+class Everywhere(eqprop.OutputLayer):
+    """Nudges the first layer, too."""
+
+    def nudge(self, s, y):
+        return super().nudge(s, y) | {0: s[0]}
+
+
+def test_a_read_out_that_nudges_other_layers_is_refused():
+    """Bounds would change their steady states. Without bounds there is nothing to change."""
+    for activation, nudged in (("sigmoid", False), ("identity", True)):
+        net = eqprop.Network(
+            [Input(4), Layer("a", 5), Layer("out", 2)],
+            [Dense("input", "a"), Dense("a", "out")],
+            time=eqprop.Discrete(0.8),
+            activation=activation,
+            readout=Everywhere(),
+        )
+        rule = eqprop.EP(beta=0.1, free_steps=9, nudged_steps=3)
+        if nudged:
+            assert next(rule.gradients(net, torch.rand(2, 4), torch.eye(2)))
+            continue
+        with pytest.raises(ValueError, match="relaxation holds layer 'a' within bounds"):
+            next(rule.gradients(net, torch.rand(2, 4), torch.eye(2)))
+
+
 def test_engines_for_dense_chains_leave_it_to_the_reference():
     net = eqprop.layered(4, 5, 2, time=eqprop.Discrete(1.5))
     rule = eqprop.EP(beta=0.1, free_steps=9, nudged_steps=3)
@@ -271,3 +296,17 @@ def test_the_page_has_the_errors_of_the_runs():
         assert int(epochs) == summary["epochs"]
         assert minutes == f"{summary['wall_seconds'] / 60:.0f} min"
         assert seconds == f"{summary['wall_seconds'] / summary['epochs']:.1f} s"
+
+
+def test_the_page_has_the_errors_of_the_small_networks():
+    shown = told("mnist-conv --epochs 4 --seeds 5 --threads 1 --set train_samples", PAGE)
+    for label, (errors, each) in shown.items():
+        kind, sweeps, omega = label.split(", ")
+        relaxed = {"ω = 1": "", "ω = 1.5": "-relaxed"}[omega]
+        name = f"{kind.replace(' ', '-')}-{2 * int(sweeps.split()[0])}{relaxed}"
+        file = ROOT / "results" / "relaxation-mnist-cpu" / name / "summary.json"
+        summary = json.loads(file.read_text("utf-8"))
+        error = summary["test_error"]
+        assert errors == f"{error['mean']:.2f} ± {error['std']:.2f}"
+        assert each == ", ".join(f"{it['final_test_error']:.2f}" for it in summary["members"])
+    assert len(shown) == 6

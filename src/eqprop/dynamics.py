@@ -195,6 +195,7 @@ def nudged_step(
     for i, gradient in readout.nudge(s, y).items():
         if layers is not None and i not in layers:
             continue
+        model.check_nudged(i)
         strength = per_member(beta, gradient, model.ensemble) * model.nudge_scale
         s_next[i] = s_next[i] - strength * gradient
     check_finite(model, tuple(s_next), step, "nudged")

@@ -122,6 +122,9 @@ class Model(nn.Module, ABC):
             "which conjugates complex numbers; use Centred"
         )
 
+    def check_nudged(self, layer: int) -> None:
+        """Raise if the model cannot nudge the layer with this number."""
+
     def check_input(self, x: Tensor) -> None:
         expected = self.input_shape
         names = ("n",) if expected is None or len(expected) == 1 else expected

@@ -300,6 +300,14 @@ class Network(Model):
             if not part.holomorphic:
                 raise ValueError(f"Holomorphic needs analytic functions, but {part} is not one")
 
+    def check_nudged(self, layer: int) -> None:
+        sigma, output = self.activations[layer], self._is_output(layer)
+        if isinstance(self.time, Discrete) and self.time.bounds(sigma, output) is not None:
+            raise ValueError(
+                f"relaxation holds layer {self.layer_names[layer]!r} within bounds, but the "
+                "read-out nudges it: nudge the last layer alone, or use relaxation 1"
+            )
+
     def check_update_slope(self, update_slope: str) -> None:
         if update_slope != UpdateSlope.NONE and not isinstance(self.time, Discrete):
             raise ValueError(
