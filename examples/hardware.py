@@ -119,7 +119,7 @@ def count(rule: eqprop.Rule, tied: bool) -> Needs:
     net.register_forward_pre_hook(ledger.tick)
     mover = Descent(net, {name: 0.01 for name, _ in net.named_parameters()})
     with ledger:
-        descend(rule.gradients(net, x, y), mover, rule.moving_share)
+        descend(rule.gradients(net, x, y), mover)
     weights = [address(w) for w in (between.weight, between.backward_weight) if w is not None]
     reads = {ledger.reads[place, step] for place in weights for step in range(T + 1, T + K + 1)}
     writes = {

@@ -308,8 +308,8 @@ DEFECTS = (
     Defect(
         "rescaled C-EP: the total never rescaled",
         "engines/descent.py",
-        "theta[name].copy_(start[name] - eta[name] * moved[name])",
-        "theta[name].copy_(start[name] - rescale * eta[name] * moved[name])",
+        "theta[name].copy_(value)\n    mover.move(total)",
+        "theta[name].copy_(value)\n    tiny.move(total)",
         "test_toy_model.py::test_one_engine_step_with_rescaling_applies_eta_to_the_updates_of_the_tiny_rate",
     ),
     Defect(
@@ -606,6 +606,20 @@ DEFECTS = (
         "self.nudged.follow()\n",
         "self.nudged.connections[0].follow()\n",
         "test_convolutional.py::test_continual_ep_on_every_chain",
+    ),
+    Defect(
+        "convolutional engine: a rescaled rule does not take the parameters back",
+        "engines/convolutional/minibatch.py",
+        "if self.rule.moving_share < 1:",
+        "if False:",
+        "test_convolutional.py::test_rescaled_rules_with_any_update",
+    ),
+    Defect(
+        "convolutional engine: η instead of η_tiny within the phase",
+        "engines/convolutional/__init__.py",
+        "self._tiny or self.mover",
+        "self.mover",
+        "test_convolutional.py::test_rescaled_rules_with_any_update",
     ),
     Defect(
         "convolutional engine: the read-out learns at every step of C-EP",

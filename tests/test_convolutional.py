@@ -355,6 +355,33 @@ def test_continual_vf_on_every_chain(chain):
     assert_parity(*a_pair(a_network(chain, tying="shared"), rule))
 
 
+@any_chain
+@any_order
+@pytest.mark.parametrize("share", [0.01, 0.9])
+@pytest.mark.parametrize(
+    ("kind", "tying"), [(eqprop.ContinualEP, "tied"), (eqprop.ContinualVF, "shared")]
+)
+def test_rescaled_rules_with_any_update(kind, tying, share, orders, chain):
+    in_turn, nudged_in_turn = orders
+    rule = a_rule(kind, rescale=share, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
+    net = a_network(chain, tying=tying, time=eqprop.Discrete(1.3))
+    update = eqprop.SGD(0.5, 0.01, schedule=lambda o: StepLR(o, 1, gamma=0.5))
+    pair = a_pair(net, rule, 0.02, update=update)
+    assert_parity(*pair)
+    for engine in pair:
+        engine.next_epoch()
+    assert_parity(*pair)
+
+
+def test_a_rescaled_rule_with_a_softmax_and_a_frozen_parameter():
+    net = a_network(readout=eqprop.CrossEntropy(5))
+    rule = a_rule(eqprop.ContinualEP, rescale=0.3, nudging=eqprop.RandomSign(0.3))
+    pair = a_pair(net, rule, 0.02, update=eqprop.SGD(0.5), frozen=["synapses.1.bias"])
+    start = pair[1].model.synapses[1].bias.clone()
+    assert_parity(*pair)
+    assert torch.equal(pair[1].model.synapses[1].bias, start)
+
+
 @any_order
 @any_tying
 @pytest.mark.parametrize("kind", [eqprop.VF, eqprop.ContinualVF])
@@ -639,7 +666,6 @@ OBSTACLES = {
     "update_slope 'own'": (another_chain, {"rule": a_rule(eqprop.VF, update_slope="own")}),
     "Holomorphic nudging": (another_chain, {"rule": a_rule(nudging=eqprop.Holomorphic(0.1, 4))}),
     "a tolerance: leave it out": (another_chain, {"rule": a_rule(tolerance=1e-3)}),
-    "rescaled updates": (another_chain, {"rule": a_rule(eqprop.ContinualEP, rescale=0.1)}),
     "continual updates other than plain descent": (
         another_chain,
         {"rule": a_rule(eqprop.ContinualEP), "update": eqprop.SGD(0.9)},

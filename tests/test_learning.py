@@ -66,9 +66,9 @@ def test_rule_that_points_uphill_does_not_learn(
 ) -> None:
     descend = descent.descend
 
-    def ascend(stream: Any, mover: Any, share: Any) -> None:
+    def ascend(stream: Any, mover: Any, tiny: Any) -> None:
         uphill = ({key: -value for key, value in gradients.items()} for gradients in stream)
-        descend(uphill, mover, share)
+        descend(uphill, mover, tiny)
 
     monkeypatch.setattr(descent, "descend", ascend)
     assert min(train(name, seeds=1, engine="reference")) > BROKEN

@@ -543,10 +543,6 @@ def test_malformed_override_is_refused(text: str) -> None:
             "update.learning_rates must be a list of numbers, or of",
         ),
         (
-            {"rule": "continual-ep", "rescale": 0.1, "momentum": 0.9},
-            "rule.rescale needs plain descent",
-        ),
-        (
             {"readout": "argmax"},
             "network.readout 'argmax' is unknown: choose one of output-layer, ",
         ),

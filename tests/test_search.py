@@ -628,14 +628,19 @@ def test_settings_that_do_not_go_together_fail_and_count(
     cli: Cli, place: Path, tmp_path: Path
 ) -> None:
     space, out = tmp_path / "space.toml", tmp_path / "out"
-    space.write_text("momentum = [0.0, 0.9]\nrescale = [0.1, 0.2]")
+    space.write_text('time = ["discrete", "real-time"]\nrelaxation = [1.0, 1.2]')
     line = ["search", place / "mine.toml", "--space", space, "--data", place]
     outcome = cli(*line, "--out", out, "--trials", 6, "--batch", 3)
     assert outcome.code == 0, outcome
-    states = {(t.params["update.momentum"], t.state.name) for t in trials_of(out)}
-    assert states == {(0.0, "COMPLETE"), (0.9, "FAIL")}
+    failed = {t.state.name == "FAIL" for t in trials_of(out)}
+    assert failed == {True, False}
+    for trial in trials_of(out):
+        time, omega = (trial.params[f"network.{name}"] for name in ("time", "relaxation"))
+        apart = time == "real-time" and omega != 1
+        assert trial.state.name == ("FAIL" if apart else "COMPLETE")
     assert len(trials_of(out)) == 6
-    assert re.search(r"trial \d could not be trained: .*rescale needs plain descent", outcome.out)
+    said = r"trial \d could not be trained: .*real-time does not use relaxation"
+    assert re.search(said, outcome.out)
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,23 @@ def test_only_plain_descent_is_linear_and_fast_engines_refuse_the_rest():
             eqprop.make_engine(a_network(), RULE, 0.1, "native", update=update)
         engine = eqprop.make_engine(a_network(), RULE, 0.1, update=update)
         assert type(engine).__name__ == "ReferenceEngine"
-    rescaled = eqprop.ContinualEP(beta=0.2, free_steps=10, nudged_steps=4, rescale=0.1)
-    with pytest.raises(ValueError, match="rescale needs plain descent"):
-        eqprop.make_engine(a_network(), rescaled, 0.1, update=SGD(momentum=0.1))
+
+
+def test_a_rescaled_rule_gives_any_update_one_gradient_per_minibatch():
+    """The sum over the phase, while θ moves by η_tiny. Momentum does not change η_tiny."""
+    rule = eqprop.ContinualEP(beta=0.2, free_steps=10, nudged_steps=4, rescale=0.1)
+    ours, theirs = a_network(), a_network()
+    engine = eqprop.make_engine(ours, rule, 0.1, update=SGD(momentum=0.9, weight_decay=0.01))
+    theta = [p.requires_grad_() for p in theirs.parameters()]
+    optimiser = torch.optim.SGD(theta, lr=0.1, momentum=0.9, weight_decay=0.01)
+    for x, y in minibatches():
+        totals = eqprop.total_update(theirs, rule, x, y, learning_rates=0.1)
+        for p, gradient in zip(theta, totals.values(), strict=True):
+            p.grad = gradient
+        optimiser.step()
+        engine.step(x, y)
+    for p, q in zip(ours.parameters(), theta, strict=True):
+        torch.testing.assert_close(p, q.detach(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(

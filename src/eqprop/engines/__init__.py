@@ -90,8 +90,6 @@ def make_engine(
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be torch.float16 or torch.bfloat16, not {precision}")
     check_steps("free_steps", rule.free_steps, rule.in_turn)
-    if 0 < rule.moving_share < 1 and not update.linear:
-        raise ValueError("rescale needs plain descent: leave out the update")
     rates = resolve_rates(model, learning_rates, frozen)
     job = Job(model, rule, rates, as_readout(cost, model), update, threads, precision)
     if kind != "auto":

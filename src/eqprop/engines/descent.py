@@ -2,6 +2,8 @@
 
 Alg. cep         θ ← θ + η Δ(t)  at every item
 Alg. debug-cep   θ ← θ + η_tiny Δ(t)  at every item,  then  θ ← θ − Δθ + (η/η_tiny) Δθ
+
+The last step of the second one is any update: with momentum, weight decay and so on.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from torch import Tensor
 from eqprop.dynamics import NonFinite, Relaxation
 from eqprop.engines.job import Job
 from eqprop.model import Model
+from eqprop.rules import Rule
 from eqprop.types import Gradients
-from eqprop.updates import Descent, Mover
+from eqprop.updates import Descent, Mover, Rates
 
 LearningRates = (
     float | Tensor | np.ndarray[Any, Any] | Sequence[float | Tensor] | Mapping[str, float | Tensor]
@@ -25,31 +28,44 @@ LearningRates = (
 
 
 @torch.no_grad()
-def descend(stream: Iterable[Gradients], mover: Mover, share: float = 1.0) -> None:
+def descend(stream: Iterable[Gradients], mover: Mover, tiny: Descent | None = None) -> None:
     """Move the parameters along every item of a stream.
 
     Args:
         stream: the gradients.
         mover: moves the parameters.
-        share: η_tiny/η. Below 1 it selects the procedure of appendix F.2, which needs plain
-            descent. Default 1.
+        tiny: descent by η_tiny, for the procedure of appendix F.2: it moves the parameters while
+            the stream lasts. Then they return, and `mover` moves them along the total. Default
+            None: `mover` moves them at every item.
     """
-    if not 0 < share < 1:
+    if tiny is None:
         for gradients in stream:
             mover.move(gradients)
         return
-    assert isinstance(mover, Descent)  # make_engine has checked it
     # η_tiny Δ(t) is far below the rounding error of θ in float32. So the total accumulates apart
     # from θ, and θ is set from its start and the total: no update is lost.
-    theta, eta = mover.theta(), mover.eta
-    start = {name: theta[name].clone() for name in eta}
-    moved = {name: torch.zeros_like(theta[name]) for name in eta}
+    theta = tiny.theta()
+    start = {name: theta[name].clone() for name in tiny.eta}
+    total = {name: torch.zeros_like(value) for name, value in start.items()}
     for gradients in stream:
-        for name in eta:
-            moved[name].add_(gradients[name])
-            theta[name].copy_(start[name] - share * eta[name] * moved[name])
-    for name in eta:
-        theta[name].copy_(start[name] - eta[name] * moved[name])
+        for name, value in start.items():
+            total[name].add_(gradients[name])
+            theta[name].copy_(value)
+        tiny.move(total)
+    for name, value in start.items():
+        theta[name].copy_(value)
+    mover.move(total)
+
+
+def tiny_descent(model: Model, rule: Rule, rates: Rates) -> Descent | None:
+    """Return descent by η_tiny if the rule rescales, else None.
+
+    η_tiny is a share of the given η: momentum and a schedule do not change it.
+    """
+    share = rule.moving_share
+    if not 0 < share < 1:
+        return None
+    return Descent(model, {name: share * rate for name, rate in rates.items()})
 
 
 def learn_plainly(job: Job, mover: Mover, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
@@ -59,7 +75,7 @@ def learn_plainly(job: Job, mover: Mover, x: Tensor, y: Tensor, sign: Tensor | N
     """
     model = job.model
     stream = job.rule.gradients(model, x, y, job.readout, sign=sign)
-    descend(stream, mover, job.rule.moving_share)
+    descend(stream, mover, tiny_descent(model, job.rule, job.rates))
     for name, p in model.named_parameters():
         finite = torch.isfinite(p.reshape(*model.ensemble, -1).sum(-1))
         if not bool(finite.all()):

@@ -132,8 +132,8 @@ class Continual(TwoPhase, ABC):
 
     Args:
         rescale: η_tiny/η in (0, 1], for the procedure of appendix F.2: the consumer of the stream
-            moves θ by this share of η during the phase, and rescales the total after it. Default
-            None: θ moves by η.
+            moves θ by this share of η during the phase. After it, θ returns, and one update of any
+            kind moves it along the total. Default None: θ moves by η.
     """
 
     rescale: float | None = None

@@ -332,8 +332,6 @@ def _check(recipe: Recipe) -> None:
     built = recipe.learning_rule(members)
     if not (network.tied or built.vector_field or built.nudging is None):
         raise ValueError(f"rule {rule.name} needs tied weights: use vf or continual-vf")
-    if 0 < built.moving_share < 1 and not update.build(recipe.epochs).linear:
-        raise ValueError("rescale needs plain descent: no momentum, weight_decay or schedule")
     small = network.smallest.build(members)  # its engine checks the rest, for any update
     make_engine(small, built, recipe.rates(members), "reference", frozen=update.frozen)
 

@@ -12,6 +12,7 @@ from eqprop.costs import SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.convolutional.dynamics import Dynamics
 from eqprop.engines.convolutional.minibatch import Minibatch
+from eqprop.engines.descent import tiny_descent
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.job import Job
 from eqprop.engines.layered import ACTIVATIONS, COMPUTED, parameters_obstacle
@@ -42,9 +43,7 @@ class ConvolutionalEngine(Engine):
             return f"{type(rule.nudging).__name__} nudging"
         if rule.tolerance is not None:
             return "a tolerance: leave it out"
-        if 0 < rule.moving_share < 1:
-            return "rescaled updates"
-        if rule.continual and not job.update.linear:
+        if rule.moving_share == 1 and not job.update.linear:
             return "continual updates other than plain descent"
         if type(readout) not in (OutputLayer, CrossEntropy):
             return f"the read-out {type(readout).__name__}"
@@ -72,6 +71,7 @@ class ConvolutionalEngine(Engine):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._minibatches: dict[int, Minibatch] = {}
+        self._tiny = tiny_descent(job.model, job.rule, job.rates)
         self._places: tuple[int, ...] = ()
         self.precision = job.precision or job.model.dtype
         self.chunk = 20 if self.device.type == "cuda" else 1
@@ -115,7 +115,7 @@ class ConvolutionalEngine(Engine):
         if places != self._places:  # a graph reads the memory that it was captured with
             self._minibatches, self._places = {}, places
         if batch not in self._minibatches:
-            parts = (self.model, self.rule, self.readout, self.mover)
+            parts = (self.model, self.rule, self.readout, self._tiny or self.mover)
             self._minibatches[batch] = Minibatch(*parts, batch, self.precision)
         return self._minibatches[batch]
 
@@ -132,7 +132,7 @@ class ConvolutionalEngine(Engine):
         minibatch.origin.y.copy_(y)
         minibatch.beta.copy_(betas)
         minibatch.learn()
-        if not self.rule.continual:
+        if self.rule.moving_share < 1:  # else they have moved
             self.mover.move(minibatch.gradients)
 
     def _found(self, minibatch: Minibatch, steps: int, *others: Dynamics) -> Relaxation | None:

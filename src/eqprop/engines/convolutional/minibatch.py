@@ -38,7 +38,8 @@ class Minibatch:
         net: the network, whose parameters stay in their place.
         rule: EP, C-EP, VF or C-VF.
         readout: output of the network, and how it is nudged.
-        mover: moves the parameters within the phases of C-EP and C-VF.
+        mover: moves the parameters within the phases of C-EP and C-VF. If the rule rescales, they
+            return after the last phase.
         batch: number of samples.
         precision: dtype of what convolutions multiply.
     """
@@ -96,7 +97,7 @@ class Minibatch:
         self._replay(f"relax {steps}", lambda: self._relax(steps))
 
     def learn(self) -> None:
-        """Learn from x, y and β: `gradients` of EP and VF. C-EP and C-VF move the parameters."""
+        """Learn from x, y and β: find `gradients`. C-EP and C-VF move the parameters, too."""
         assert self.nudged  # its memory exists before a graph is captured
         at_fixed_weights = self._sum_of_steps if self.rule.vector_field else self._contrast
         self._replay("learn", self._continual if self.rule.continual else at_fixed_weights)
@@ -192,11 +193,12 @@ class Minibatch:
         C-VF: along −(∂F/∂θ(s_t))ᵀ·(s_{t+1} − s_t) / β.
 
         A step may be less than the rounding of θ. So the gradients add up over the steps, and θ
-        moves along their sum from where it started.
+        moves along their sum from where it started. If the rule rescales, θ returns at the end, and
+        the caller moves it along `gradients`.
         """
         self._relax(self.rule.free_steps)
         self._clear()
-        start = [p.clone() for p in self.net.parameters()]
+        start = [(p, p.clone()) for p in self.net.parameters()]
         self.nudged.read()
         for phase, sign in enumerate(self._signs):
             self.nudged.copy(self.free)
@@ -213,10 +215,13 @@ class Minibatch:
                     self._add_contrast(layers, before, self.nudged.ends(layers), beta)
                 if phase == t == 0:
                     self._add_readout()
-                for p, value in zip(self.net.parameters(), start, strict=True):
+                for p, value in start:
                     p.copy_(value)
                 self.mover.move(self.gradients)
                 self.nudged.follow()
+        if self.rule.moving_share < 1:
+            for p, value in start:
+                p.copy_(value)
 
     def _step(self, t: int, beta: Tensor, synapses: Sequence[int]) -> None:
         """Take nudged step t, and add its vector-field update of some synapses."""
