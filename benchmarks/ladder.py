@@ -2,9 +2,11 @@
 
     python benchmarks/ladder.py [RUNG ...] [--rounds N] [--kernels N]
 
+RUNG may also be a recipe, such as cifar10-resnet.
+
 Rungs are interleaved round by round and compared by medians, with random images that are drawn and
 prepared as in training, several minibatches per call. By default one rung of each kind is timed:
-the others do the same work. That of C-EP has the smaller rates; with the larger ones it may diverge
+the others do the same work. That of C-EP has the smallest η_tiny; with larger ones it may diverge
 on random images. With --kernels N the script also prints the N kernels that take most of the time
 of each rung. Writes results/ladder-gpu.json.
 """
@@ -22,14 +24,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from eqprop.engines import Engine
 from eqprop.runs import machine
+from eqprop.runs import recipe as recipes
 from eqprop.runs.recipe import Recipe
 from eqprop.runs.training import recipe_engine
 from eqprop.sweeps.file import read
 
 RUNGS = {recipe.name: recipe for recipe in read(RESULTS.parent / "examples" / "ladder.toml")}
 KINDS = (
-    *("centred", "random-sign", "centred-softmax", "c-ep-gain-0.0625", "vf-tied", "vf-untied"),
-    *("vf-kolen-pollack", "at-once", "random-sign-settled", "relaxed"),
+    *("ep-centred", "ep-random-sign", "ep-centred-softmax", "c-ep-share-0.0001", "vf-centred"),
+    *("vf-untied-45", "vf-kolen-pollack-45", "centred", "at-once", "half-sweeps"),
 )
 MINIBATCHES = 5  # per call
 
@@ -66,14 +69,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kernels", type=int, default=0, metavar="N")
     options = parser.parse_args()
-    if unknown := [name for name in options.rungs if name not in RUNGS]:
-        parser.error(f"no rung {unknown[0]!r}: choose from {', '.join(RUNGS)}")
+    known = [*RUNGS, *recipes.names()]
+    if unknown := [name for name in options.rungs if name not in known]:
+        parser.error(f"no rung {unknown[0]!r}: choose from {', '.join(known)}")
+    rungs = {
+        name: RUNGS[name] if name in RUNGS else recipes.load(name, {"seeds": 1})
+        for name in options.rungs
+    }
     torch.set_float32_matmul_precision("high")
-    engines = {name: engine(RUNGS[name], torch.float16) for name in options.rungs}
+    engines = {name: engine(rung, torch.float16) for name, rung in rungs.items()}
     times: dict[str, list[float]] = {name: [] for name in engines}
     for r in range(options.rounds + 1):
         for name, it in engines.items():
-            given = epoch(RUNGS[name], MINIBATCHES, RUNGS[name].batch, "cuda")
+            given = epoch(rungs[name], MINIBATCHES, rungs[name].batch, "cuda")
             spent = milliseconds(lambda it=it, given=given: it.run(*given), "cuda") / MINIBATCHES
             if r > 0:  # the first round captures graphs
                 times[name].append(spent)
@@ -89,7 +97,7 @@ def main() -> int:
     text = json.dumps(record, indent=1, ensure_ascii=False)
     (RESULTS / "ladder-gpu.json").write_text(text + "\n", "utf-8")
     for name, it in engines.items() if options.kernels else ():
-        kernels(it, RUNGS[name], options.kernels)
+        kernels(it, rungs[name], options.kernels)
     return 0
 
 

@@ -26,24 +26,31 @@ RANGE = (8.0, 100.0)  # of the errors in every panel
 # {title of a panel: rungs with solid lines, and rungs with dashed ones}
 COMPARISONS = {
     "Nudging, squared error": (
-        ("centred", "random-sign", "one-sided"),
-        ("random-sign-settled", "one-sided-settled", "random-sign-relaxed", "one-sided-relaxed"),
+        ("ep-centred", "ep-random-sign", "ep-one-sided"),
+        ("centred", "random-sign", "one-sided", "random-sign-settled"),
     ),
     "Nudging, cross-entropy": (
-        ("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
-        ("centred-softmax-slower",),
+        ("ep-centred-softmax", "ep-random-sign-softmax", "ep-one-sided-softmax"),
+        (
+            *("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
+            "centred-softmax-slower",
+        ),
     ),
-    "EP and C-EP as η shrinks": (
-        ("ep-eta-0.3", "ep-gain-0.25", "ep-gain-0.0625"),
-        ("c-ep-eta-0.3", "c-ep-gain-0.25", "c-ep-gain-0.0625"),
+    "EP and C-EP as η_tiny shrinks": (
+        ("ep-random-sign", "c-ep-share-0.0001", "c-ep-share-0.001", "c-ep-share-0.01"),
+        (),
+    ),
+    "EP and C-EP as η shrinks, plain descent": (
+        ("ep-eta-0.3", "ep-gain-0.25"),
+        ("c-ep-eta-0.3", "c-ep-gain-0.25"),
     ),
     "Symmetric and asymmetric weights": (
-        ("centred", "vf-tied", "vf-untied", "vf-kolen-pollack"),
-        ("vf-untied-45", "vf-kolen-pollack-45"),
+        ("vf-centred", "vf-untied-45", "vf-kolen-pollack-45"),
+        ("vf-tied", "vf-untied", "vf-kolen-pollack"),
     ),
     "Order of the layers, number of sweeps": (
-        ("centred", "at-once", "half-sweeps", "relaxed"),
-        (),
+        ("ep-centred", "at-once"),
+        ("centred", "half-sweeps"),
     ),
 }
 
@@ -54,12 +61,13 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
     assert recipe.nudging is not None
     weights = "tied" if network.tied else f"untied, {network.angle:g}°"
     rates = update.settings[0]
+    share = recipe.rule.rescale
     relaxed = f", ω = {network.relaxation:g}" * (network.relaxation != 1)
     steps_per_sweep = 2 if recipe.rule.in_turn else 1
     eta = f"{rates[0]:g}" if len(set(rates)) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     return (
         recipe.name,
-        RULES[recipe.rule.name],
+        RULES[recipe.rule.name] + ("" if share is None else f", share {share:g}"),
         recipe.nudging.kind,
         LOSSES[network.readout],
         ("in turn" if recipe.rule.in_turn else "at once") + relaxed,
