@@ -1,14 +1,15 @@
-"""What over-relaxation saves: residual and update of a trained network after fewer sweeps.
+"""What over-relaxation saves: residual and update of a network after fewer sweeps.
 
     python benchmarks/relaxation.py RUN                     on the CPU, 32 images
     python benchmarks/relaxation.py RUN --device cuda --images 256
+    python benchmarks/relaxation.py cifar10-resnet          with initial weights
 
-RUN is the folder of a run of EP whose layers move in turn. For each ω and number of free and nudged
-sweeps, for training images from rest, in float32: the median residual of an image and the one that
-a tenth of them exceed; and angle and relative length of the EP update, with centred and with
-one-sided nudging, compared with centred nudging by a tenth of β after 240 free and 60 nudged sweeps
-with the same ω. Several ω may end in different steady states, so each has its own. Writes
-results/relaxation-<name of the run>.json.
+RUN is the folder of a run of EP whose layers move in turn, or the name of such a recipe. For each ω
+and number of free and nudged sweeps, for training images from rest, in float32: the median residual
+of an image and the one that a tenth of them exceed; and angle and relative length of the EP update,
+with centred and with one-sided nudging, compared with centred nudging by a tenth of β after 240
+free and 60 nudged sweeps with the same ω. Several ω may end in different steady states, so each has
+its own. Writes results/relaxation-<name of the run or recipe>.json.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from eqprop.analysis import angle
 from eqprop.network import Network
 from eqprop.nudging import Nudging
 from eqprop.runs import machine
+from eqprop.runs import recipe as recipes
 from eqprop.runs.training import fitting
 from eqprop.timesteps import Discrete
 
@@ -80,15 +82,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("run", help="folder of the run")
+    parser.add_argument("run", help="folder of the run, or a recipe")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    run, device = eqprop.load(options.run), options.device
-    recipe, net = run.recipe, run.net.to(device)
+    device = options.device
+    if options.run in recipes.names():
+        recipe = recipes.load(options.run, {"seeds": 1})
+        net = recipe.network.build(recipe.members()).to(device)
+    else:
+        run = eqprop.load(options.run)
+        recipe, net = run.recipe, run.net.to(device)
     if not (recipe.rule.in_turn and recipe.rule.name == "ep" and recipe.nudging is not None):
-        parser.error(f"{options.run}: the run must be one of EP with in_turn = true")
+        parser.error(f"{options.run}: the rule must be EP with in_turn = true")
     torch.backends.cudnn.allow_tf32 = False
     data = fitting(eqprop.data.load(recipe.data.name), recipe).to(device)
     index = torch.arange(options.images, device=device)[None]

@@ -36,6 +36,7 @@ from eqprop.runs.parts import RULES as RULE_NAMES
 from eqprop.runs.recipe import FIELDS, UserError, changed, load, names, parse_override
 from eqprop.splits import Dataset, Split
 from eqprop.synapses import INITS
+from eqprop.timesteps import Discrete
 from eqprop.update_slope import UpdateSlope
 
 # Table table-hyp-training of the paper: T, K, β, random β, epochs, learning rates input → output.
@@ -922,14 +923,14 @@ def test_the_residual_recipe_builds_its_network() -> None:
     rule = recipe.learning_rule(members)
     assert (type(rule), type(rule.nudging), float(rule.nudging.beta)) == (EP, Centred, 0.1)
     assert len(net.split()) == 3
-    assert (rule.free_steps, rule.nudged_steps) == (3 * 120, 3 * 50)  # three groups of layers
+    assert (rule.free_steps, rule.nudged_steps) == (3 * 30, 3 * 10)  # three groups of layers
+    assert net.time == Discrete(1.5)
 
 
 def test_the_residual_recipe_learns_on_a_cpu_with_few_channels() -> None:
     layers = msgspec.to_builtins(load("cifar10-resnet").network)["layers"]
     few = [*({**layer, "conv": 8} for layer in layers[:-1]), layers[-1]]
-    steps = {"free_steps": 90, "nudged_steps": 30}
-    recipe = load("cifar10-resnet", {"layers": few, **steps})
+    recipe = load("cifar10-resnet", {"layers": few})
     members = recipe.members()
     net = recipe.network.build(members)
     rule, update = recipe.learning_rule(members), recipe.update.build(recipe.epochs)
