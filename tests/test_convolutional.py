@@ -1141,13 +1141,28 @@ def test_each_step_can_begin_a_graph_and_none_is_empty(kind, tying, monkeypatch)
     [a_network, partial(a_graph, "a triangle"), partial(a_network, time=eqprop.Discrete(1.5))],
 )
 def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders, monkeypatch):
-    monkeypatch.setattr(graphs, "STEPS", 3)  # so that phases are cut
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, nudging=nudging(0.3), in_turn=in_turn, nudged_in_turn=nudged_in_turn)
-    slow, fast = a_pair(made(tying=tying), rule)
-    x, y = a_minibatch(slow.model)
-    sign = torch.tensor([1.0, -1.0]) if nudging is eqprop.RandomSign else None
-    fast = eqprop.make_engine(fast.model.to("cuda"), rule, slow.rates, "convolutional")
+    assert_parity_of_graphs(made(tying=tying), rule, eqprop.SGD(), monkeypatch)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
+@pytest.mark.parametrize(
+    ("kind", "tying"), [(eqprop.ContinualEP, "tied"), (eqprop.ContinualVF, "shared")]
+)
+def test_the_captured_graph_of_rescaled_rules_on_a_gpu(kind, tying, nudging, monkeypatch):
+    rule = a_rule(kind, nudging=nudging(0.3), rescale=0.3)
+    assert_parity_of_graphs(a_network(tying=tying), rule, eqprop.SGD(0.5, 0.01), monkeypatch)
+
+
+def assert_parity_of_graphs(net, rule, update, monkeypatch):
+    """A row of graphs on a GPU gives the numbers of the reference on the CPU, in float64."""
+    monkeypatch.setattr(graphs, "STEPS", 3)  # so that phases are cut
+    slow, fast = a_pair(net, rule, update=update)
+    sign = torch.tensor([1.0, -1.0]) if rule.nudging.draws_sign else None
+    moved = fast.model.to("cuda")
+    fast = eqprop.make_engine(moved, rule, slow.rates, "convolutional", update=update)
     for m in range(4):
         x, y = a_minibatch(slow.model, m)
         output = fast.step(x.to("cuda"), y.to("cuda"), sign).cpu()
