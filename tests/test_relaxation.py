@@ -11,7 +11,7 @@ import torch
 import eqprop
 from eqprop import Conv2d, Dense, Input, Layer
 from eqprop.dynamics import nudged_step
-from tests.documents import ROOT, told
+from tests.documents import DOCUMENTS, ROOT, told
 
 OMEGAS = (0.5, 1.3, 1.7, 1.95)
 any_omega = pytest.mark.parametrize("omega", OMEGAS)
@@ -296,6 +296,17 @@ def test_the_page_has_the_errors_of_the_runs():
         assert int(epochs) == summary["epochs"]
         assert minutes == f"{summary['wall_seconds'] / 60:.0f} min"
         assert seconds == f"{summary['wall_seconds'] / summary['epochs']:.1f} s"
+
+
+def test_the_page_says_how_many_minibatches_could_stop_early():
+    lines = (ROOT / "results/ladder/tasks/13-centred/metrics.jsonl").read_text().splitlines()
+    late = [json.loads(line)["unsettled"][0] for line in lines]
+    shares = [late[0], late[3], late[-1]]
+    text = " ".join(DOCUMENTS[PAGE].read_text("utf-8").split())
+    first, fourth, last = (f"{100 * it:.2f} %" for it in shares)
+    assert f"{first} after the first epoch, {fourth} after the fourth and {last} after" in text
+    first, fourth, last = (f"{100 * (1 - it) ** 128:.0f} %" for it in shares)
+    assert f"within 60 sweeps in {first}, {fourth} and {last} of cases" in text
 
 
 def test_the_page_has_the_errors_of_the_small_networks():
