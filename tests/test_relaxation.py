@@ -282,6 +282,21 @@ def test_the_page_has_what_was_measured():
         ]
 
 
+def test_the_page_has_what_was_measured_of_the_residual_network():
+    file = ROOT / "results" / "relaxation-cifar10-resnet.json"
+    rows = json.loads(file.read_text("utf-8"))["results"]
+    shown = told("With initial weights this is enough", PAGE)
+    assert {tuple(map(int, it.split(" + "))) for it in shown} == {
+        (row["free"], row["nudged"]) for row in rows
+    }
+    for sweeps, cells in shown.items():
+        measured = [row for row in rows if row["free"] == int(sweeps.split(" + ")[0])]
+        for cell, row in zip(cells, measured, strict=True):
+            residual, *angles = cell.split(", ")
+            assert number(residual) == pytest.approx(row["residual"], rel=0.35)  # one digit
+            assert angles == [f"{row['centred_angle']:.1f}°", f"{row['once_angle']:.0f}°"]
+
+
 def test_the_page_has_the_errors_of_the_runs():
     for recipe, folder in (
         ("cifar10-conv", "cifar10-conv-100-epochs-gpu"),
