@@ -1,14 +1,17 @@
 """How the error of the gradient falls with β: fitted rates, against RBP at the steady state."""
 
+import copy
 import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import eqprop
 from eqprop import Centred, Holomorphic, OneSided, RandomSign
+from eqprop.dynamics import nudged_step
 
 REAL_TIME = eqprop.RealTime(dt=0.5)
 
@@ -60,6 +63,40 @@ def test_the_error_of_centred_nudging_falls_as_beta_squared():
     slopes, errors = rate(a_network(), Centred, (0.1, 0.05, 0.025), *a_minibatch())
     assert slopes[-1] == pytest.approx(2, abs=0.1)
     assert errors[-1] < 1e-3
+
+
+def mean_loss(net, x, y, beta):
+    """The mean of ℓ(s^b) over b from 0 to β: (F(β) − F(0)) / β, because dF/dβ = ℓ(s^β)."""
+    nodes, weights = np.polynomial.legendre.leggauss(14)
+    free, total = eqprop.relax(net, x, 600).state, 0.0
+    for node, weight in zip((1 + nodes) / 2, weights / 2, strict=True):
+        s = free
+        for step in range(300):
+            s = nudged_step(net, x, y, s, beta * float(node), net.readout, step)
+        total += float(weight) * float(net.readout.loss(s, y).mean())
+    return total
+
+
+@pytest.mark.parametrize("beta", [0.3, -0.3])
+def test_one_sided_nudging_descends_the_mean_loss_between_the_two_phases(beta):
+    """At any β: a lower bound of the loss if β > 0, an upper bound if β < 0."""
+    net, (x, y) = a_network(), a_minibatch()
+    rule = eqprop.EP(beta=beta, free_steps=600, nudged_steps=600)
+    (found,) = rule.gradients(net, x, y)
+    exact = gradient(net, eqprop.RBP(free_steps=600, backward_steps=600), x, y)
+    source, start = torch.Generator().manual_seed(1), copy.deepcopy(net.state_dict())
+    way = {n: torch.rand(g.shape, generator=source, dtype=g.dtype) - 0.5 for n, g in found.items()}
+    ends = []
+    for h in (1e-4, -1e-4):
+        net.load_state_dict({n: p + h * way[n] for n, p in start.items()})
+        ends.append(mean_loss(net, x, y, beta))
+    slope = sum(float((g * way[n]).sum()) for n, g in found.items())
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-6)
+    of_the_loss = float(exact @ torch.cat([way[n].flatten() for n, _ in net.named_parameters()]))
+    assert slope != pytest.approx(of_the_loss, rel=1e-3)
+    net.load_state_dict(start)
+    loss = float(net.readout.loss(eqprop.relax(net, x, 600).state, y).mean())
+    assert (mean_loss(net, x, y, beta) - loss) * beta < -1e-3
 
 
 @pytest.mark.slow
