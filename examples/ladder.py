@@ -26,18 +26,21 @@ RANGE = (8.0, 100.0)  # of the errors in every panel
 # {title of a panel: rungs with solid lines, and rungs with dashed ones}
 COMPARISONS = {
     "Nudging, squared error": (
-        ("ep-centred", "ep-random-sign", "ep-one-sided"),
+        ("ep-centred", "ep-random-sign", "ep-one-sided", "ep-negative"),
         ("centred", "random-sign", "one-sided", "random-sign-settled"),
     ),
     "Nudging, cross-entropy": (
-        ("ep-centred-softmax", "ep-random-sign-softmax", "ep-one-sided-softmax"),
+        (
+            *("ep-centred-softmax", "ep-random-sign-softmax", "ep-one-sided-softmax"),
+            "ep-negative-softmax",
+        ),
         (
             *("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
             "centred-softmax-slower",
         ),
     ),
     "EP and C-EP as η_tiny shrinks": (
-        ("ep-random-sign", "c-ep-share-0.0001", "c-ep-share-0.001", "c-ep-share-0.01"),
+        ("ep-negative", "c-ep-share-0.0001", "c-ep-share-0.001", "c-ep-share-0.01"),
         (),
     ),
     "EP and C-EP as η shrinks, plain descent": (
@@ -57,8 +60,9 @@ COMPARISONS = {
 
 def settings(recipe: Recipe) -> tuple[str, ...]:
     """Return the cells that say what a rung is."""
-    network, update = recipe.network, recipe.update
+    network, update, beta = recipe.network, recipe.update, recipe.members()[0].beta
     assert recipe.nudging is not None
+    assert beta is not None
     weights = "tied" if network.tied else f"untied, {network.angle:g}°"
     rates = update.settings[0]
     share = recipe.rule.rescale
@@ -68,7 +72,7 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
     return (
         recipe.name,
         RULES[recipe.rule.name] + ("" if share is None else f", share {share:g}"),
-        recipe.nudging.kind,
+        recipe.nudging.kind + ", β < 0" * (beta < 0),
         LOSSES[network.readout],
         ("in turn" if recipe.rule.in_turn else "at once") + relaxed,
         " + ".join(

@@ -31,16 +31,19 @@ FILE = ROOT / "examples" / "ladder.toml"
 RUNGS = {recipe.name: recipe for recipe in read(FILE)}
 SWEEPS = {"rule.free_steps", "rule.nudged_steps"}
 ONCE = {*SWEEPS, "nudging.kind"}
+NEGATIVE = {*ONCE, "nudging.beta"}
 SOFTMAX = {"network.readout", "network.output_activation"}
 SLOWER = {*SOFTMAX, "update.learning_rates"}
-CONTINUAL = {*ONCE, "rule.name", "rule.rescale"}
+CONTINUAL = {*NEGATIVE, "rule.name", "rule.rescale"}
 UNTIED = {"rule.name", "network.tied", "network.angle"}
 # of each rung from the recipe of its base, with over-relaxed steps
 RELAXED = {
     "ep-centred": SWEEPS,
+    "ep-negative": NEGATIVE,
     "ep-random-sign": ONCE,
     "ep-one-sided": ONCE,
     "ep-centred-softmax": {*SWEEPS, *SLOWER},
+    "ep-negative-softmax": {*NEGATIVE, *SLOWER},
     "ep-random-sign-softmax": {*ONCE, *SLOWER},
     "ep-one-sided-softmax": {*ONCE, *SLOWER},
     **{f"c-ep-share-{share}": CONTINUAL for share in (0.0001, 0.001, 0.01)},
@@ -110,7 +113,7 @@ def test_c_ep_differs_from_its_partner_in_the_rule_alone() -> None:
         assert RUNGS[name].rule.name == "continual-ep"
     for share in (0.0001, 0.001, 0.01):
         rung = RUNGS[f"c-ep-share-{share}"]
-        assert rung.differences(RUNGS["ep-random-sign"]) == ["rule.name", "rule.rescale"]
+        assert rung.differences(RUNGS["ep-negative"]) == ["rule.name", "rule.rescale"]
         assert (rung.rule.name, rung.rule.rescale) == ("continual-ep", share)
 
 

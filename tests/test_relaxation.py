@@ -314,7 +314,7 @@ def test_the_page_has_the_errors_of_the_runs():
 
 
 def test_the_page_says_how_many_minibatches_could_stop_early():
-    lines = (ROOT / "results/ladder/tasks/13-centred/metrics.jsonl").read_text().splitlines()
+    lines = (ROOT / "results/ladder/tasks/15-centred/metrics.jsonl").read_text().splitlines()
     late = [json.loads(line)["unsettled"][0] for line in lines]
     shares = [late[0], late[3], late[-1]]
     text = " ".join(DOCUMENTS[PAGE].read_text("utf-8").split())
