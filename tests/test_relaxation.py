@@ -324,15 +324,49 @@ def test_the_page_says_how_many_minibatches_could_stop_early():
     assert f"within 60 sweeps in {first}, {fourth} and {last} of cases" in text
 
 
+SMALL = ROOT / "results" / "relaxation-mnist-cpu"
+
+
+def cells_of(folder):
+    """The errors of a folder of small networks, as tables show them."""
+    summary = json.loads((SMALL / folder / "summary.json").read_text("utf-8"))
+    error = summary["test_error"]
+    each = ", ".join(f"{it['final_test_error']:.2f}" for it in summary["members"])
+    return [f"{error['mean']:.2f} ± {error['std']:.2f}", each]
+
+
 def test_the_page_has_the_errors_of_the_small_networks():
     shown = told("mnist-conv --epochs 4 --seeds 5 --threads 1 --set train_samples", PAGE)
-    for label, (errors, each) in shown.items():
+    for label, cells in shown.items():
         kind, sweeps, omega = label.split(", ")
         relaxed = {"ω = 1": "", "ω = 1.5": "-relaxed"}[omega]
         name = f"{kind.replace(' ', '-')}-{2 * int(sweeps.split()[0])}{relaxed}"
-        file = ROOT / "results" / "relaxation-mnist-cpu" / name / "summary.json"
-        summary = json.loads(file.read_text("utf-8"))
-        error = summary["test_error"]
-        assert errors == f"{error['mean']:.2f} ± {error['std']:.2f}"
-        assert each == ", ".join(f"{it['final_test_error']:.2f}" for it in summary["members"])
-    assert len(shown) == 6
+        assert cells == cells_of(name)
+    assert len(shown) == 8
+
+
+def test_weights_grow_with_a_positive_beta_alone():
+    """Norms of the second layer after the last epoch, and the errors of those that fail."""
+    norms = {}
+    for name in ("one-sided", "negative"):
+        lines = (SMALL / f"{name}-60-relaxed" / "metrics.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1])
+        norms[name] = last["weight_norm"]["synapses.1.weight"]
+        failed = [e > 80 for e in last["test_error"]]
+        assert sum(failed) == {"one-sided": 2, "negative": 1}[name]
+        if name == "one-sided":
+            grown = [norm for norm, fails in zip(norms[name], failed, strict=True) if fails]
+            others = [norm for norm, fails in zip(norms[name], failed, strict=True) if not fails]
+            assert [f"{norm:.0f}" for norm in grown] == ["72", "23"]
+            assert 3 < min(others) < max(others) < 7
+            second = json.loads(lines[1])["test_error"]
+            assert f"{second[4]:.0f}" == "26"
+    assert max(norms["negative"]) < 5
+
+
+def test_the_ladder_has_the_errors_by_share():
+    shown = told("--set rule.name=continual-ep --set rescale=0.001", "docs/ladder.md")
+    folders = {"0 (EP)": "negative-60-relaxed"}
+    for share, cells in shown.items():
+        assert cells == cells_of(folders.get(share, f"negative-share-{share}"))
+    assert len(shown) == 3
