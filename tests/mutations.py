@@ -709,7 +709,7 @@ DEFECTS = (
     Defect(
         "convolutional engine: steps of C-EP are rounded one by one",
         "engines/convolutional/minibatch.py",
-        "                for p, value in zip(self.net.parameters(), start, strict=True):\n"
+        "                for p, value in start:\n"
         "                    p.copy_(value)\n"
         "                self.mover.move(self.gradients)\n",
         "                self.mover.move(self.gradients)\n                self._clear()\n",
