@@ -617,7 +617,7 @@ DEFECTS = (
     Defect(
         "convolutional engine: η instead of η_tiny within the phase",
         "engines/convolutional/__init__.py",
-        "self.tiny or self.mover",
+        "self._tiny or self.mover",
         "self.mover",
         "test_convolutional.py::test_rescaled_rules_with_any_update",
     ),

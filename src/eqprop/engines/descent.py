@@ -68,16 +68,14 @@ def tiny_descent(model: Model, rule: Rule, rates: Rates) -> Descent | None:
     return Descent(model, {name: share * rate for name, rate in rates.items()})
 
 
-def learn_plainly(
-    job: Job, mover: Mover, tiny: Descent | None, x: Tensor, y: Tensor, sign: Tensor | None
-) -> Relaxation:
-    """Learn from one minibatch; return the free phase. `mover` and `tiny` are those of `descend`.
+def learn_plainly(job: Job, mover: Mover, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
+    """Learn from one minibatch with model, rule and mover; return the free phase.
 
     Raise `NonFinite` if a neuron or a parameter becomes non-finite. The parameters have then moved.
     """
     model = job.model
     stream = job.rule.gradients(model, x, y, job.readout, sign=sign)
-    descend(stream, mover, tiny)
+    descend(stream, mover, tiny_descent(model, job.rule, job.rates))
     for name, p in model.named_parameters():
         finite = torch.isfinite(p.reshape(*model.ensemble, -1).sum(-1))
         if not bool(finite.all()):

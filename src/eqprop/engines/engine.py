@@ -20,7 +20,7 @@ from torch import Tensor
 
 from eqprop import memory
 from eqprop.dynamics import Relaxation, check_steps, relax
-from eqprop.engines.descent import learn_plainly, tiny_descent
+from eqprop.engines.descent import learn_plainly
 from eqprop.engines.job import Job
 from eqprop.engines.samples import Samples
 from eqprop.seeds import generator
@@ -59,7 +59,6 @@ class Engine(ABC):
         self.job, self.model, self.rule, self.rates = job, model, job.rule, job.rates
         self.readout = job.readout
         self.mover = job.update.mover(model, job.rates)
-        self.tiny = tiny_descent(model, job.rule, job.rates)
         if job.update.linear and not isinstance(self.mover, Descent):
             raise ValueError(
                 f"update {type(job.update).__name__} says that it is linear, so its mover must be "
@@ -215,7 +214,7 @@ class Engine(ABC):
         return self.readout.output(found.state)
 
     def _learn_plainly(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
-        return learn_plainly(self.job, self.mover, self.tiny, x, y, sign)
+        return learn_plainly(self.job, self.mover, x, y, sign)
 
     def _gather(self, split: Samples, index: Tensor, signs: Tensor | None) -> Counts | None:
         """Run all minibatches in one call. None if the engine or the split does not support it."""

@@ -12,6 +12,7 @@ from eqprop.costs import SquaredError
 from eqprop.dynamics import Relaxation
 from eqprop.engines.convolutional.dynamics import Dynamics
 from eqprop.engines.convolutional.minibatch import Minibatch
+from eqprop.engines.descent import tiny_descent
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.job import Job
 from eqprop.engines.layered import ACTIVATIONS, COMPUTED, parameters_obstacle
@@ -70,6 +71,7 @@ class ConvolutionalEngine(Engine):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._minibatches: dict[int, Minibatch] = {}
+        self._tiny = tiny_descent(job.model, job.rule, job.rates)
         self._places: tuple[int, ...] = ()
         self.precision = job.precision or job.model.dtype
         self.chunk = 20 if self.device.type == "cuda" else 1
@@ -113,7 +115,7 @@ class ConvolutionalEngine(Engine):
         if places != self._places:  # a graph reads the memory that it was captured with
             self._minibatches, self._places = {}, places
         if batch not in self._minibatches:
-            parts = (self.model, self.rule, self.readout, self.tiny or self.mover)
+            parts = (self.model, self.rule, self.readout, self._tiny or self.mover)
             self._minibatches[batch] = Minibatch(*parts, batch, self.precision)
         return self._minibatches[batch]
 
