@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -69,12 +69,16 @@ class Normalisation:
 
     def __call__(self, x: Tensor, axes: int) -> Tensor:
         """Normalise images, which are the last `axes` axes of x; return the same shape."""
-        mean, std = (
-            torch.tensor(numbers, dtype=x.dtype, device=x.device)[:, None]
-            for numbers in (self.mean, self.std)
-        )
+        mean, std = (_column(numbers, x.dtype, x.device) for numbers in (self.mean, self.std))
         channels = x.reshape(*x.shape[: x.ndim - axes], len(self.mean), -1)
         return ((channels - mean) / std).reshape(x.shape)
+
+
+@lru_cache(maxsize=16)
+def _column(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one number per row. It is kept: a copy to a GPU waits for all that the GPU does."""
+    with torch.inference_mode(False):  # others may need gradients
+        return torch.tensor(numbers, dtype=dtype, device=device)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
