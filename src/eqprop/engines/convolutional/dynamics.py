@@ -10,7 +10,7 @@ costs those others one more convolution: the layer has moved, and their winners 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Dynamics:
             for synapse, (_, post), other in zip(net.synapses, net.edges, same, strict=True)
         ]
         self._ends = [(self.x if i is None else self.s[i], self.s[k]) for i, k in net.edges]
-        self._streams = Streams(len(self.s), like.device)
+        self._streams = Streams(max(len(self.s), len(net.edges)), like.device)
         self._into, self._out_of = (
             [[c for c, edge in enumerate(net.edges) if edge[end] == k] for k in range(len(self.s))]
             for end in (1, 0)
@@ -83,13 +83,14 @@ class Dynamics:
 
     def read(self) -> None:
         """Read the parameters again, after they have moved."""
-        for connection in self.connections:
-            connection.read()
+        self._each_connection(lambda connection: connection.read())
 
     def follow(self) -> None:
         """Read the parameters again, which have moved since the origin read them."""
-        for connection in self.connections:
-            connection.follow()
+        self._each_connection(lambda connection: connection.follow())
+
+    def _each_connection(self, work: Callable[[Connection], None]) -> None:
+        self._streams.each(range(len(self.connections)), lambda c: work(self.connections[c]))
 
     def rest(self) -> None:
         """Set every neuron to zero."""
@@ -143,16 +144,25 @@ class Dynamics:
             for c in self._out_of[k]:
                 self.connections[c].pre_moved()
 
-    def _refer(self, layers: Iterable[int]) -> None:
+    def _refer(self, layers: Collection[int]) -> None:
         """Make sure that the products of the origin with which some layers move are there."""
-        if self.origin is None:
+        origin = self.origin
+        if origin is None:
             return
-        for k in layers:
-            for c in {*self._into[k], *self._out_of[k]}:
-                from_input = self.net.edges[c][0] is None  # it stays, and is its own origin
-                if self._moving or not from_input:
-                    back = c in self._out_of[k]
-                    self.connections[c].refer(*self.origin._ends[c], back)
+
+        def refer(c: int) -> None:
+            back = self.net.edges[c][0] in layers
+            self.connections[c].refer(*origin._ends[c], back)
+
+        self._streams.each([c for c in self._at(layers) if self._measured(c)], refer)
+
+    def _measured(self, c: int) -> bool:
+        """Whether products of a synapse are measured from those of the origin."""
+        return self._moving or self.net.edges[c][0] is not None  # x stays, and is its own origin
+
+    def _at(self, layers: Collection[int]) -> list[int]:
+        """Return the synapses that lead to or from some layers."""
+        return [c for c, (i, k) in enumerate(self.net.edges) if i in layers or k in layers]
 
     def _mover(self, k: int) -> int | None:
         """Return the connection that moves layer k: if possible, one with its drive to come."""
@@ -201,13 +211,16 @@ class Dynamics:
             s.value.clone() if copied and k in layers else s.value for k, s in enumerate(self.s)
         ]
         found = {}
-        for c, (i, k) in enumerate(self.net.edges):
-            if i in layers or k in layers:
-                winners = self.connections[c].winners(*self._ends[c])
-                if copied and i in layers and winners is not None:
-                    winners = winners.clone()
-                pre = self.x.value if i is None else values[i]
-                found[c] = Ends(pre, Placed(values[k], winners))
+
+        def find(c: int) -> None:
+            i, k = self.net.edges[c]
+            winners = self.connections[c].winners(*self._ends[c])
+            if copied and i in layers and winners is not None:
+                winners = winners.clone()
+            pre = self.x.value if i is None else values[i]
+            found[c] = Ends(pre, Placed(values[k], winners))
+
+        self._streams.each(self._at(layers), find)
         return found
 
     def add_contrast(
@@ -227,9 +240,12 @@ class Dynamics:
             factor: [members, batch].
             into: a tensor per parameter, for each synapse of the network.
         """
-        for c in before:
+
+        def add(c: int) -> None:
             pre_moved = self.net.edges[c][0] in layers
             self.connections[c].add_contrast(before[c], after[c], pre_moved, factor, into[c])
+
+        self._streams.each(before, add)
 
     def values(self, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return copies of the values of some layers, by number."""
@@ -254,10 +270,13 @@ class Dynamics:
             Change(before[k], s.value - before[k]) if k in before else Change(s.value)
             for k, s in enumerate(self.s)
         ]
-        for c in synapses:
+
+        def add(c: int) -> None:
             i, k = self.net.edges[c]
             pre = Change(self.x.value) if i is None else changes[i]
             self.connections[c].add_step(pre, changes[k], factor, into[c])
+
+        self._streams.each(synapses, add)
 
     def largest_change(self, before: Mapping[int, Tensor]) -> Tensor:
         """Return the largest change of the layers in `before` since then, [members, batch]."""

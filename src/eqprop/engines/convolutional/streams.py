@@ -1,4 +1,4 @@
-"""Work on several layers at the same time."""
+"""Work on several layers or synapses at the same time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 
 
 class Streams:
-    """One stream of a GPU per layer. Elsewhere layers come one after another.
+    """One stream of a GPU per part of a network: a layer, or a synapse. Elsewhere parts come one
+    after another.
 
-    Small convolutions leave part of a GPU idle, and so does what lies between them. Other layers
+    Small convolutions leave part of a GPU idle, and so does what lies between them. Other parts
     fill the gaps.
 
     Args:
-        count: number of layers.
+        count: the largest number of parts.
         device: where they are.
     """
 
@@ -22,14 +23,14 @@ class Streams:
         several = range(count) if device.type == "cuda" else ()
         self._streams = [torch.cuda.Stream(device) for _ in several]
 
-    def each(self, layers: Iterable[int], work: Callable[[int], None]) -> None:
-        """Do the work for each layer. It must not touch what the work for another one writes."""
+    def each(self, parts: Iterable[int], work: Callable[[int], None]) -> None:
+        """Do the work for each part. It must not touch what the work for another one writes."""
         if not self._streams:
-            for k in layers:
+            for k in parts:
                 work(k)
             return
-        here, used = torch.cuda.current_stream(), [self._streams[k] for k in layers]
-        for k, stream in zip(layers, used, strict=True):
+        here, used = torch.cuda.current_stream(), [self._streams[k] for k in parts]
+        for k, stream in zip(parts, used, strict=True):
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
                 work(k)
