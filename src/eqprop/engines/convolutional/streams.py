@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -23,7 +23,7 @@ class Streams:
         several = range(count) if device.type == "cuda" else ()
         self._streams = [torch.cuda.Stream(device) for _ in several]
 
-    def each(self, parts: Iterable[int], work: Callable[[int], None]) -> None:
+    def each(self, parts: Collection[int], work: Callable[[int], None]) -> None:
         """Do the work for each part. It must not touch what the work for another one writes."""
         if not self._streams:
             for k in parts:
