@@ -12,6 +12,8 @@ float64:
 - λ of each layer,
 - the relative distance between one update of C-EP and one of EP, each divided by η, for rates that
   make (η/β) λ the same in each layer,
+- one update of rescaled C-EP with β < 0, by share η_tiny/η: for each layer, its length relative to
+  that of EP, and the cosine between them,
 - the cosine between one update and that of centred EP for β → 0 (β = 0.0001 in float64), for each
   layer: of centred EP, of EP with one nudged phase, and of C-EP with (η/β) λ = 1/4, with
   convolutions of several dtypes. Parameters are in float32 if these have fewer bits.
@@ -51,6 +53,7 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "results" / "feedback-cifar10.json"
 RUNGS = {recipe.name: recipe for recipe in read(ROOT / "examples" / "ladder.toml")}
 GAINS = (1, 1 / 4, 1 / 16, 1 / 64)  # of (η/β) λ
+SHARES = (0.0001, 0.001, 0.01)  # η_tiny/η of rungs
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 MINIBATCHES = 3  # of a run
 
@@ -134,6 +137,21 @@ def distance(gain: float, x: Tensor, y: Tensor) -> float:
     return float((continual - exact).norm() / exact.norm())
 
 
+def beside_ep(share: float, x: Tensor, y: Tensor) -> list[dict[str, float]]:
+    """Return length and cosine of each layer's update in a rung with this share, beside EP's."""
+    exact, continual = (
+        moved(engine_of(recipes.changed(RUNGS[name], {"weight_decay": 0.0}), torch.float64), x, y)
+        for name in ("ep-negative", f"c-ep-share-{share:g}")
+    )
+    return [
+        {
+            "length": float(c.norm() / e.norm()),
+            "cosine": float(torch.cosine_similarity(c.flatten(), e.flatten(), 0)),
+        }
+        for c, e in zip(continual[::2], exact[::2], strict=True)  # of the weights
+    ]
+
+
 def cosines(
     recipe: Recipe, precise: Recipe, x: Tensor, y: Tensor, *names: str
 ) -> dict[str, list[float]]:
@@ -195,6 +213,7 @@ def at_first(data: Dataset, images: int) -> dict[str, object]:
         "what": f"feedback of C-EP in cifar10-conv, the first {images} training images",
         "lambda": free_eigenvalues(x),
         "distance of C-EP from EP": {str(gain): distance(gain, x, y) for gain in GAINS},
+        "rescaled C-EP beside EP": {f"{it:g}": beside_ep(it, x, y) for it in SHARES},
         "cosine with the update for beta to 0": cosines(centred, small, x, y, *DTYPES),
         "the same with one nudged phase": cosines(one_sided, small, x, y, *DTYPES),
         "the same with C-EP": cosines(RUNGS["c-ep-gain-0.25"], small, x, y, *DTYPES),
