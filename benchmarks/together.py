@@ -18,15 +18,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from eqprop.papers.continual_ep.training import BY_NAME
 from eqprop.runs import machine
 from eqprop.runs import recipe as recipes
+from eqprop.sweeps.sharing import shared_gpu
 
 LOGS = Path("runs")
 # the networks of the full table and of appendix F.2: 65 with one hidden layer, 60 with two
@@ -34,23 +32,6 @@ GROUPS = {
     "1h": ("c-vf-1h", "c-ep-1h", "c-ep-1h-fixed-beta", "rescaled-c-ep-1h", "ep-1h"),
     "2h": (*(f"c-vf-2h-part-{k}" for k in (1, 2, 3)), "c-ep-2h", "ep-2h", "rescaled-c-ep-2h"),
 }
-
-
-@contextmanager
-def shared_gpu() -> Iterator[dict[str, str] | None]:
-    """Yield the environment variables for processes that share the GPU; None if they cannot."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    with tempfile.TemporaryDirectory() as folder:
-        added = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        environment = os.environ | added
-        started = control and subprocess.run([control, "-d"], env=environment).returncode == 0
-        probe = [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda')"]
-        try:
-            works = started and subprocess.run(probe, env=environment, timeout=60).returncode == 0
-            yield added if works else None
-        finally:
-            if started and control:
-                subprocess.run([control], input=b"quit\n", env=environment, timeout=60)
 
 
 def command(run: str, options: argparse.Namespace) -> list[str]:

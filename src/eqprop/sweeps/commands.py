@@ -121,7 +121,8 @@ def _sweep(options: argparse.Namespace) -> int:
         return _one(tasks, folder, options)
     place: AbstractContextManager[Place]
     if options.on == "local":
-        place = Local(jobs, options.retries, folder.logs)
+        share_gpu = options.device == "cuda" and jobs > 1
+        place = Local(jobs, options.retries, folder.logs, share_gpu)
     else:
         gpus = int(options.device == "cuda")
         place = Cluster(folder.path, options.address, options.retries, threads, gpus)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,8 @@ from typing import Self
 import msgspec
 
 from eqprop.exits import INTERRUPTED, OK
+from eqprop.runs.progress import say
+from eqprop.sweeps.sharing import shared_gpu
 from eqprop.sweeps.worker import Ended, Job, State
 
 WORKER = [sys.executable, "-m", "eqprop.sweeps.worker"]
@@ -36,19 +40,28 @@ class Local:
         jobs: largest number of processes at a time.
         retries: number of restarts of a task whose process was killed.
         logs: folder for the output of the processes, one file per task.
+        share_gpu: let the processes share a GPU through NVIDIA's multi-process service.
     """
 
     jobs: int
     retries: int
     logs: Path
+    share_gpu: bool = False
     _waiting: deque[tuple[str, Job]] = field(default_factory=deque)
     _running: list[_Running] = field(default_factory=list)
     _jobs: dict[str, Job] = field(default_factory=dict)
     _lost: dict[str, int] = field(default_factory=dict)
     _stopping: bool = False
+    _added: Mapping[str, str] = field(default_factory=dict)  # to the environment
+    _open: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
+        if self.share_gpu:
+            added = self._open.enter_context(shared_gpu())
+            if added is None:
+                say("no NVIDIA multi-process service here: processes take turns", sys.stdout)
+            self._added = added or {}
         return self
 
     def __exit__(
@@ -68,6 +81,7 @@ class Local:
                 running.process.kill()
                 running.process.wait()
             _close(running.process)
+        self._open.close()
 
     def submit(self, name: str, job: Job) -> None:
         self._jobs[name] = job
@@ -152,6 +166,7 @@ class Local:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=os.environ | self._added,
                     start_new_session=True,  # Ctrl-C reaches only the driver
                 )
             assert process.stdin is not None
