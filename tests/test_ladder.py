@@ -27,8 +27,10 @@ from eqprop.sweeps.tasks import pack
 from tests.documents import DOCUMENTS, ROOT, told
 from tests.faults import write_idx
 
+PAGE = "docs/ladder.md"
 FILE = ROOT / "examples" / "ladder.toml"
 RUNGS = {recipe.name: recipe for recipe in read(FILE)}
+NARROW = {recipe.name: recipe for recipe in read(FILE.with_name("ladder_narrow.toml"))}
 SWEEPS = {"rule.free_steps", "rule.nudged_steps"}
 ONCE = {"rule.free_steps", "nudging.kind"}
 NEGATIVE = {*ONCE, "nudging.beta"}
@@ -105,6 +107,21 @@ def test_each_rung_differs_from_its_base_by_what_it_names(
         if rungs is RELAXED:  # 20 and 6 sweeps; 60 and 6
             steps = (120 if nudged_once else 40, 12)
             assert (RUNGS[name].rule.free_steps, RUNGS[name].rule.nudged_steps) == steps
+
+
+def test_the_narrow_rungs_differ_from_their_base_as_the_wide_ones_do() -> None:
+    base = NARROW["ep-centred"]
+    for name in NARROW.keys() & RELAXED.keys():
+        differ = set(NARROW[name].differences(base))
+        assert differ == RELAXED[name] - {"update.learning_rates"}
+        assert differ <= {*NARROW[name].differences(RUNGS["ep-centred"])}
+    in_turn, at_once = NARROW["plain-in-turn"], NARROW["plain-at-once"]
+    assert set(in_turn.differences(base)) == {"network.relaxation", *SWEEPS}
+    orders = {"rule.in_turn", "rule.nudged_in_turn"}
+    assert set(at_once.differences(in_turn)) == {*SWEEPS, *orders}
+    assert in_turn.rule.free_steps == 2 * at_once.rule.free_steps
+    assert in_turn.rule.nudged_steps == 2 * at_once.rule.nudged_steps
+    assert {*NARROW} == (NARROW.keys() & RELAXED.keys()) | {"plain-in-turn", "plain-at-once"}
 
 
 def test_c_ep_differs_from_its_partner_in_the_rule_alone() -> None:
@@ -332,9 +349,74 @@ def test_the_page_has_what_the_script_prints(
     assert marked.startswith(f"\n\n{capsys.readouterr().out}\n")
 
 
+def metrics(task: str) -> list[dict[str, Any]]:
+    """The epochs of a stored rung."""
+    file = ROOT / "results" / "ladder" / "tasks" / task / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def test_the_page_says_what_became_of_the_relaxed_rungs() -> None:
+    text = " ".join(DOCUMENTS[PAGE].read_text("utf-8").split())
+    names = ("02-ep-negative", "03-ep-random-sign", "04-ep-one-sided", "09-c-ep-share-0.0001")
+    negative, random_sign, one_sided, continual = (metrics(name) for name in names)
+    centred, plain = metrics("01-ep-centred"), metrics("15-centred")
+
+    def error(rung: list[dict[str, Any]], epoch: int) -> float:
+        return float(rung[epoch - 1]["test_error"][0])
+
+    for said in (
+        f"with β < 0 learns: {error(negative, 30):.2f} % test error",
+        f"has {error(plain, 30):.2f} % (rung 15)",
+        f"of the whole update: {error(continual, 30):.2f} %",
+        f"{error(random_sign, 9):.1f} % and {error(centred, 9):.1f} %.",
+        f"starts more slowly, {error(negative, 9):.1f} % after nine epochs",
+        f"ends {error(negative, 30) - error(plain, 30):.1f} points behind rung 15",
+        f"with a random sign {100 * random_sign[-1]['unsettled'][0]:.1f} % of the test images",
+        f"with β < 0 {100 * negative[-1]['unsettled'][0]:.1f} % after thirty",
+        f"{100 * one_sided[0]['saturated']['hidden3'][0]:.0f} % of the third layer is saturated",
+        f"({100 * random_sign[0]['saturated']['hidden3'][0]:.0f} % with a random sign)",
+    ):
+        assert said in text, said
+    apart = (abs(error(negative, t) - error(continual, t)) for t in range(1, 31))
+    assert f"stay within {max(apart):.1f} points of each other" in text
+    failed = [metrics(f"{k}-c-ep-share-{share}") for k, share in ((10, 0.001), (11, 0.01))]
+    first, second = (rung[0]["frozen"][0]["minibatch"] for rung in failed)
+    assert f"become non-finite after {first} and {second} minibatches" in text
+
+
+def test_the_page_has_the_errors_of_the_narrow_networks() -> None:
+    shown = told("eqprop sweep examples/ladder_narrow.toml", PAGE)
+    assert [*shown] == [*NARROW]
+    for number, (name, cells) in enumerate(shown.items(), start=1):
+        folder = ROOT / "results" / "ladder-narrow" / "tasks" / f"{number:02}-{name}"
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        found = [it["final_test_error"] for it in summary["members"]]
+        each = ", ".join("non-finite" if it is None else f"{it:.1f}" for it in found)
+        errors = (summary[f"{split}_error"] for split in ("test", "train"))
+        test, train = (
+            "–" if None in found else f"{it['mean']:.1f} ± {it['std']:.1f}" for it in errors
+        )
+        assert cells == [test, each, train]
+
+
+def test_the_page_says_what_the_narrow_networks_did() -> None:
+    def last(task: str) -> dict[str, Any]:
+        file = ROOT / "results" / "ladder-narrow" / "tasks" / task / "metrics.jsonl"
+        found: dict[str, Any] = json.loads(file.read_text("utf-8").splitlines()[-1])
+        return found
+
+    text = " ".join(DOCUMENTS[PAGE].read_text("utf-8").split())
+    late = sorted(last("04-ep-one-sided")["unsettled"])
+    assert f"With β > 0 {100 * late[0]:.0f} to {100 * late[-1]:.0f} % of the test images do" in text
+    assert set(last("02-ep-negative")["unsettled"]) == {0}
+    assert min(last("13-plain-at-once")["unsettled"]) > 0.99
+    angles = last("11-vf-kolen-pollack-45")["weight_angle"].values()
+    every = [angle for of_members in angles for angle in of_members]
+    assert f"The angle stays at {min(every):.0f} to {max(every):.0f}°" in text
+
+
 # Why these rates: C-EP's feedback through the weights (benchmarks/feedback.py)
 
-PAGE = "docs/ladder.md"
 MEASURED = json.loads((ROOT / "results" / "feedback-cifar10.json").read_text("utf-8"))
 
 
@@ -387,6 +469,18 @@ def test_the_page_has_what_was_measured() -> None:
         assert told(start, "docs/convolution.md") == {
             name: [f"{it:.3f}" for it in cosines] for name, cosines in MEASURED[measured].items()
         }
+
+
+def test_the_page_has_rescaled_c_ep_beside_ep() -> None:
+    measured = MEASURED["rescaled C-EP beside EP"]
+    shown = told("and their cosine (`python benchmarks/feedback.py`", PAGE)
+    assert {f"{float(share):g}" for share in shown} == {*measured}
+    for share, cells in shown.items():
+        layers = measured[f"{float(share):g}"]
+        assert cells == [f"{it['length']:.3g} ({it['cosine']:.2f})" for it in layers]
+    first = {float(share): layers[0] for share, layers in measured.items()}
+    assert first[1e-4]["cosine"] > first[1e-3]["cosine"] > first[1e-2]["cosine"]
+    assert first[1e-3]["length"] > 2
 
 
 def test_the_page_has_the_feedback_of_a_trained_network() -> None:
