@@ -6,9 +6,9 @@
 On a GPU, convolutions run in TF32, in float16 and in bfloat16, for one network and for several in
 one program. Contenders are interleaved round by round and compared by medians: the machine is
 shared and its speed drifts. On a CPU the time is that of the processor: what others take does not
-count. Minibatches are drawn and augmented as in training, on a GPU 20 per call. Nothing is timed
-before all compute the same in float64. Writes results/convolution-cpu.json, or
-results/convolution-gpu.json.
+count. Minibatches are drawn and augmented as in training, on a GPU 20 per call ("engine.step" takes
+one per call). Nothing is timed before all compute the same in float64. Writes
+results/convolution-cpu.json, or results/convolution-gpu.json.
 """
 
 from __future__ import annotations
@@ -141,6 +141,13 @@ def engine(recipe: Recipe, kind: str, device: str, dtype: torch.dtype, **more: A
     )
 
 
+class Stepwise:
+    """An engine that learns from one minibatch per call, as in a loop of one's own."""
+
+    def __init__(self, made: Engine) -> None:
+        self.model, self.step = made.model, made.step
+
+
 def contenders(recipe: Recipe, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """What is timed, by name: each has a network `model` of its own and learns by `step(x, y)`."""
     return {
@@ -151,8 +158,11 @@ def contenders(recipe: Recipe, device: str, dtype: torch.dtype) -> dict[str, Any
 
 
 def more_contenders(recipe: Recipe) -> dict[str, Any]:
-    """Return what is timed on a GPU alone: less precision, and several networks as one."""
-    found: dict[str, Any] = {}
+    """Return what is timed on a GPU alone: one minibatch per call, less precision, and several
+    networks as one.
+    """
+    alone = engine(recipe, "convolutional", "cuda", torch.float32)
+    found: dict[str, Any] = {"convolutional, engine.step": Stepwise(alone)}
     for precision in eqprop.engines.PRECISIONS:
         name = f"convolutional, {str(precision).removeprefix('torch.')}"
         for seeds in (1, 2, 4):
