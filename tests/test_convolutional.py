@@ -329,15 +329,20 @@ def test_every_graph_with_a_softmax_and_other_nudging(graph, nudging):
     assert_parity(*a_pair(net, a_rule(nudging=nudging(0.3), in_turn=True, nudged_in_turn=True)))
 
 
-def test_fewer_steps_than_groups_are_refused_as_in_the_reference():
+FEW = "must be at least 3 with in_turn, one step per group of layers, not 2"
+
+
+@pytest.mark.parametrize("kind", ["auto", "convolutional", "reference"])
+def test_fewer_steps_than_groups_are_refused(kind):
     net = a_graph("a triangle")
-    rule = a_rule(free_steps=2, in_turn=True)
-    with pytest.raises(ValueError, match="cannot run fewer free steps than groups of layers"):
-        eqprop.make_engine(net, rule, 0.1, "convolutional")
-    engine = eqprop.make_engine(net, a_rule(free_steps=3, in_turn=True), 0.1, "convolutional")
+    with pytest.raises(ValueError, match=f"^free_steps {FEW}"):
+        eqprop.make_engine(net, a_rule(free_steps=2, in_turn=True), 0.1, kind)
+    with pytest.raises(ValueError, match=f"^nudged_steps {FEW}"):
+        eqprop.make_engine(net, a_rule(nudged_steps=2, nudged_in_turn=True), 0.1, kind)
+    engine = eqprop.make_engine(net, a_rule(free_steps=3, in_turn=True), 0.1, kind)
     x, _ = a_minibatch(net)
     assert engine.relax(x, 3).steps == 3
-    with pytest.raises(ValueError, match="steps must be at least 3 with in_turn, not 2"):
+    with pytest.raises(ValueError, match=f"^free_steps {FEW}"):
         engine.relax(x, 2)
 
 

@@ -131,8 +131,9 @@ def test_a_layer_that_stays_brings_no_update(rule):
 def test_what_is_refused():
     net = dense()
     x, y = a_minibatch(net)
+    few = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=1, nudged_in_turn=True)
     with pytest.raises(ValueError, match="nudged_steps must be at least 2 with in_turn"):
-        eqprop.EP(beta=0.1, free_steps=5, nudged_steps=1, nudged_in_turn=True)
+        few.gradients(net, x, y)
     rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=2, nudged_in_turn=True)
     with pytest.raises(ValueError, match="set nudged_in_turn=False"):
         eqprop.gddcheck(net, rule, x, y)

@@ -362,6 +362,17 @@ def test_a_network_alone_needs_data_and_steps(run: eqprop.Run, mnist: Dataset) -
         eqprop.evaluate(run, free_steps=0)
 
 
+def test_each_group_of_layers_needs_a_step() -> None:
+    wide = {"conv": 2, "kernel": 3, "padding": 1}
+    triangle = [wide | {"stride": 4}, wide, wide | {"skip": {"back": 2, "kernel": 1}}, 10]
+    more = {"layers": triangle, "learning_rates": [0.1] * 4, "train_samples": 20, "batch": 10}
+    run = eqprop.train("mnist-conv", epochs=1, seeds=1, overrides=FIELDS | more)
+    assert len(run.net.split()) == 3
+    assert eqprop.evaluate(run, free_steps=3).error.shape == (1,)
+    with pytest.raises(UserError, match="free_steps must be 3 or more, not 2"):
+        eqprop.evaluate(run, free_steps=2)
+
+
 def test_run_is_evaluated_on_other_data_as_it_is(run: eqprop.Run, mnist: Dataset) -> None:
     """Fewer samples than the recipe asks for are no mistake here."""
     few = mnist.test.images[200:230], mnist.test.labels[200:230]

@@ -927,6 +927,13 @@ def test_the_residual_recipe_builds_its_network() -> None:
     assert net.time == Discrete(1.5)
 
 
+@pytest.mark.parametrize("field", ["free_steps", "nudged_steps"])
+def test_each_group_of_layers_needs_a_step(field: str) -> None:
+    assert refused("cifar10-resnet", {field: 2}).endswith(
+        f"rule.{field} must be at least 3 with in_turn, one step per group of layers, not 2"
+    )
+
+
 def test_the_residual_recipe_learns_on_a_cpu_with_few_channels() -> None:
     layers = msgspec.to_builtins(load("cifar10-resnet").network)["layers"]
     few = [*({**layer, "conv": 8} for layer in layers[:-1]), layers[-1]]

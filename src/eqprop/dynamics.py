@@ -115,9 +115,9 @@ def relax(
     check_steps("steps", steps)
     check_tolerance(tolerance)
     model.check_input(x)
+    if in_turn:
+        check_turns("steps", steps, model)
     groups: tuple[tuple[int, ...] | None, ...] = model.split() if in_turn else (None,)
-    if steps < len(groups):
-        raise ValueError(f"steps must be at least {len(groups)} with in_turn, not {steps}")
     s = model.initial_state(x) if state is None else state
     model.check_state(x, s)
     held = model.hold(x)
@@ -213,14 +213,22 @@ def check_finite(model: Model, s: State, step: int, phase: str) -> None:
 MOST_STEPS = 2**31 - 1  # compiled engines count steps in 32 bits
 
 
-def check_steps(name: str, steps: int, in_turn: bool = False) -> None:
+def check_steps(name: str, steps: int) -> None:
     """Raise unless every engine can take this number of steps."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"{name} must be a positive integer, not {steps!r}")
     if steps > MOST_STEPS:
         raise ValueError(f"{name} must be at most {MOST_STEPS}, not {steps}")
-    if in_turn and steps < 2:
-        raise ValueError(f"{name} must be at least 2 with in_turn, not {steps}")
+
+
+def check_turns(name: str, steps: int, model: Model) -> None:
+    """Raise unless every layer moves at least once if the groups of layers move in turn."""
+    groups = len(model.split())
+    if steps < groups:
+        raise ValueError(
+            f"{name} must be at least {groups} with in_turn, one step per group of layers, "
+            f"not {steps}"
+        )
 
 
 def check_tolerance(tolerance: float | None) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from eqprop.costs import Cost
-from eqprop.dynamics import check_steps
 from eqprop.engines.compiling import CannotBuild, SlowEngine, warn_slower
 from eqprop.engines.convolutional import ConvolutionalEngine
 from eqprop.engines.descent import LearningRates, descend, resolve_rates
@@ -89,7 +88,7 @@ def make_engine(
         raise ValueError(f"update must be SGD(...) or another Update, not {update!r}")
     if precision not in (None, *PRECISIONS):
         raise ValueError(f"precision must be torch.float16 or torch.bfloat16, not {precision}")
-    check_steps("free_steps", rule.free_steps, rule.in_turn)
+    rule.check_model(model)
     rates = resolve_rates(model, learning_rates, frozen)
     job = Job(model, rule, rates, as_readout(cost, model), update, threads, precision)
     if kind != "auto":

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eqprop import memory
-from eqprop.dynamics import Relaxation, check_steps, relax
+from eqprop.dynamics import Relaxation, check_steps, check_turns, relax
 from eqprop.engines.descent import learn_plainly
 from eqprop.engines.job import Job
 from eqprop.engines.samples import Samples
@@ -55,7 +55,6 @@ class Engine(ABC):
 
     def __init__(self, job: Job) -> None:
         model = job.model
-        job.rule.check_model(model)
         self.job, self.model, self.rule, self.rates = job, model, job.rule, job.rates
         self.readout = job.readout
         self.mover = job.update.mover(model, job.rates)
@@ -281,7 +280,9 @@ class Engine(ABC):
 
     def check_relax(self, x: Tensor, free_steps: int) -> None:
         self.model.check_input(x)
-        check_steps("free_steps", free_steps, self.rule.in_turn)
+        check_steps("free_steps", free_steps)
+        if self.rule.in_turn:
+            check_turns("free_steps", free_steps, self.model)
 
     def check_step(self, x: Tensor, y: Tensor) -> None:
         self.model.check_input(x)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop.costs import Cost
-from eqprop.dynamics import Relaxation
+from eqprop.dynamics import Relaxation, check_turns
 from eqprop.model import Model
 from eqprop.nudging import Beta, Nudging
 from eqprop.readouts import OutputLayer, Readout
@@ -135,8 +135,10 @@ class Rule(ABC):
         """Whether θ moves during the phase."""
         return self.moving_share > 0
 
-    def check_model(self, model: Model) -> None:  # noqa: B027 (most rules take any model)
+    def check_model(self, model: Model) -> None:
         """Raise if the model does not support a setting of the rule."""
+        if self.in_turn:
+            check_turns("free_steps", self.free_steps, model)
 
     def steps(
         self,

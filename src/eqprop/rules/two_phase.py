@@ -16,6 +16,7 @@ from torch import Tensor
 from eqprop.dynamics import (
     check_steps,
     check_tolerance,
+    check_turns,
     nudged_step,
     relax,
     warn_unless_settled,
@@ -63,7 +64,7 @@ class TwoPhase(Rule, ABC):
         object.__setattr__(self, "beta", nudging.beta)
         object.__setattr__(self, "random_sign", nudging.draws_sign)
         check_steps("free_steps", self.free_steps)
-        check_steps("nudged_steps", self.nudged_steps, self.nudged_in_turn)
+        check_steps("nudged_steps", self.nudged_steps)
         check_tolerance(self.tolerance)
 
     def _nudging(self) -> Nudging:
@@ -99,6 +100,9 @@ class TwoPhase(Rule, ABC):
         return Trial(model, x, y, readout, free, betas, turns)
 
     def check_model(self, model: Model) -> None:
+        super().check_model(model)
+        if self.nudged_in_turn:
+            check_turns("nudged_steps", self.nudged_steps, model)
         assert self.nudging is not None
         if self.nudging.is_complex:
             model.check_holomorphic()

@@ -260,7 +260,7 @@ def evaluate(
         frozen = "every member was frozen" + " or pruned" * any(pruned for _, pruned in left)
         why = frozen if all(map(any, left)) else "there is no checkpoint"
         raise NothingToTest(f"{where}{why}, so no network can be tested")
-    fewest = 2 if recipe.rule.in_turn else 1
+    fewest = len(net.split()) if recipe.rule.in_turn else 1
     if free_steps is not None and free_steps < fewest:
         raise UserError(f"free_steps must be {fewest} or more, not {free_steps}")
     data = trained.data if data is None else data

@@ -64,8 +64,6 @@ class ConvolutionalEngine(Engine):
             return f"the rule {type(rule).__name__} on untied synapses"
         if not {*model.activations, model.input_activation} <= {*ACTIVATIONS}:
             return "an activation of your own"
-        if rule.in_turn and rule.free_steps < len(model.split()):
-            return "fewer free steps than groups of layers"
         return parameters_obstacle(model)
 
     def __init__(self, job: Job) -> None:
@@ -103,8 +101,6 @@ class ConvolutionalEngine(Engine):
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
-        if free_steps < minibatch.free_groups:
-            return None  # the reference says what is wrong
         self._give(minibatch, x)
         minibatch.relax(free_steps)
         return self._found(minibatch, free_steps)

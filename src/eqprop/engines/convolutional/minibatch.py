@@ -87,11 +87,6 @@ class Minibatch:
 
     # what the engine asks for
 
-    @property
-    def free_groups(self) -> int:
-        """Number of steps that move every layer once in the free phase."""
-        return len(self._free_turns)
-
     def relax(self, steps: int) -> None:
         """Run the free phase of x."""
         self._replay(f"relax {steps}", lambda: self._relax(steps))
