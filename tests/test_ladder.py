@@ -384,19 +384,29 @@ def test_the_page_says_what_became_of_the_relaxed_rungs() -> None:
     assert f"become non-finite after {first} and {second} minibatches" in text
 
 
+def errors_of(run: str) -> list[str]:
+    """Test errors, those of each network, and train errors of a stored run, as tables show them."""
+    summary = json.loads((ROOT / "results" / run / "summary.json").read_text("utf-8"))
+    found = [it["final_test_error"] for it in summary["members"]]
+    each = ", ".join("non-finite" if it is None else f"{it:.1f}" for it in found)
+    errors = (summary[f"{split}_error"] for split in ("test", "train"))
+    test, train = ("–" if None in found else f"{it['mean']:.1f} ± {it['std']:.1f}" for it in errors)
+    return [test, each, train]
+
+
 def test_the_page_has_the_errors_of_the_narrow_networks() -> None:
     shown = told("eqprop sweep examples/ladder_narrow.toml", PAGE)
     assert [*shown] == [*NARROW]
     for number, (name, cells) in enumerate(shown.items(), start=1):
-        folder = ROOT / "results" / "ladder-narrow" / "tasks" / f"{number:02}-{name}"
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        found = [it["final_test_error"] for it in summary["members"]]
-        each = ", ".join("non-finite" if it is None else f"{it:.1f}" for it in found)
-        errors = (summary[f"{split}_error"] for split in ("test", "train"))
-        test, train = (
-            "–" if None in found else f"{it['mean']:.1f} ± {it['std']:.1f}" for it in errors
-        )
-        assert cells == [test, each, train]
+        assert cells == errors_of(f"ladder-narrow/tasks/{number:02}-{name}")
+
+
+def test_another_page_has_those_of_the_narrow_residual_network() -> None:
+    shown = told("eqprop sweep examples/residual_narrow.toml", "docs/convolution.md")
+    recipes_of = read(FILE.with_name("residual_narrow.toml"))
+    assert [*shown] == [f"`{recipe.name}`" for recipe in recipes_of]
+    for number, (name, cells) in enumerate(shown.items(), start=1):
+        assert cells == errors_of(f"residual-narrow/tasks/{number}-{name.strip('`')}")
 
 
 def test_the_page_says_what_the_narrow_networks_did() -> None:

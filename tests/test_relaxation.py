@@ -282,10 +282,17 @@ def test_the_page_has_what_was_measured():
         ]
 
 
-def test_the_page_has_what_was_measured_of_the_residual_network():
-    file = ROOT / "results" / "relaxation-cifar10-resnet.json"
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("cifar10-resnet", "With initial weights this is enough"),
+        ("residual-narrow", "Is the residual network settled enough"),
+    ],
+)
+def test_the_page_has_what_was_measured_of_residual_networks(name, before):
+    file = ROOT / "results" / f"relaxation-{name}.json"
     rows = json.loads(file.read_text("utf-8"))["results"]
-    shown = told("With initial weights this is enough", PAGE)
+    shown = told(before, PAGE)
     assert {tuple(map(int, it.split(" + "))) for it in shown} == {
         (row["free"], row["nudged"]) for row in rows
     }
