@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import torch
@@ -115,9 +115,8 @@ def relax(
     check_steps("steps", steps)
     check_tolerance(tolerance)
     model.check_input(x)
-    if in_turn:
-        check_turns("steps", steps, model)
     groups: tuple[tuple[int, ...] | None, ...] = model.split() if in_turn else (None,)
+    check_turns("steps", steps, groups)
     s = model.initial_state(x) if state is None else state
     model.check_state(x, s)
     held = model.hold(x)
@@ -221,12 +220,11 @@ def check_steps(name: str, steps: int) -> None:
         raise ValueError(f"{name} must be at most {MOST_STEPS}, not {steps}")
 
 
-def check_turns(name: str, steps: int, model: Model) -> None:
-    """Raise unless every layer moves at least once if the groups of layers move in turn."""
-    groups = len(model.split())
-    if steps < groups:
+def check_turns(name: str, steps: int, groups: Sized) -> None:
+    """Raise unless each of the groups of layers that move in turn moves at least once."""
+    if steps < len(groups):
         raise ValueError(
-            f"{name} must be at least {groups} with in_turn, one step per group of layers, "
+            f"{name} must be at least {len(groups)} with in_turn, one step per group of layers, "
             f"not {steps}"
         )
 

@@ -282,7 +282,7 @@ class Engine(ABC):
         self.model.check_input(x)
         check_steps("free_steps", free_steps)
         if self.rule.in_turn:
-            check_turns("free_steps", free_steps, self.model)
+            check_turns("free_steps", free_steps, self.model.split())
 
     def check_step(self, x: Tensor, y: Tensor) -> None:
         self.model.check_input(x)

@@ -138,7 +138,7 @@ class Rule(ABC):
     def check_model(self, model: Model) -> None:
         """Raise if the model does not support a setting of the rule."""
         if self.in_turn:
-            check_turns("free_steps", self.free_steps, model)
+            check_turns("free_steps", self.free_steps, model.split())
 
     def steps(
         self,
