@@ -282,15 +282,17 @@ LONG = RECIPE | {"train_samples": 3000, "seeds": 1}
 LONG_WORDS = (*TRAIN, "--epochs", 2, "--angles-every", 10)
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, "not within a minute"
+        time.sleep(0.01)
+
+
 def wait_for_epoch_two(out: Path) -> None:
     """Until the first of the 150 minibatches of the second epoch is done."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        angles = out / "angles.jsonl"
-        if angles.is_file() and b'{"epoch": 2, "minibatch": 150' in angles.read_bytes():
-            return
-        time.sleep(0.01)
-    raise AssertionError("no second epoch within a minute")
+    angles, text = out / "angles.jsonl", b'{"epoch": 2, "minibatch": 150'
+    wait_until(lambda: angles.is_file() and text in angles.read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +333,7 @@ def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
     words = (*TRAIN, "--epochs", 2, "--out", out)
     process = fork(*words, **slow)
     wait_for(process, "epoch 1/2")
+    wait_until((out / "checkpoints" / "last.ckpt").is_file)  # it saves after it has printed
     before = contents(out / "checkpoints")
     process.send_signal(signal.SIGINT)
     wait_for(process, "once more to stop at once")
