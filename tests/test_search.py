@@ -26,6 +26,7 @@ import eqprop
 from eqprop.data import Dataset, Split
 from eqprop.runs import Recipe, UserError
 from eqprop.runs import recipe as recipes
+from eqprop.runs.figures import pyplot
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.training import fitting
 from eqprop.search import space as spaces
@@ -596,8 +597,10 @@ def test_every_pruner_prunes_or_not(cli: Cli, place: Path, tmp_path: Path, prune
 @pytest.mark.slow
 def test_show_prints_the_best_and_draws(searched: tuple[Path, str], cli: Cli) -> None:
     out, _ = searched
+    style = dict(pyplot().rcParams)
     shown = cli("show", out)
     assert shown.code == 0, shown
+    assert dict(pyplot().rcParams) == style  # that of the user's other figures
     complete = [t for t in trials_of(out) if t.state.name == "COMPLETE"]
     ranked = [t.number for t in sorted(complete, key=lambda trial: trial.value)][:10]
     printed = re.findall(r"^ +(\d+) +[\d.]+ %", shown.out, re.MULTILINE)

@@ -28,7 +28,7 @@ def draw(trials: Trials) -> Iterator[Path | str]:
     if len(complete) < 2 or len({trial.value for trial in complete}) < 2:
         yield "no pictures: they need two complete trials that differ"
         return
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), plt.rc_context():  # Optuna sets its style for all figures
         warnings.simplefilter("ignore")  # experimental, constant parameters, tight layouts
         from optuna.visualization import matplotlib as visualization
 
