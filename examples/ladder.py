@@ -1,11 +1,12 @@
-"""Print the table of docs/ladder.md and draw its figure: rules and settings on CIFAR-10.
+"""Print the tables of docs/ladder.md and draw its figure: rules and settings on CIFAR-10.
 
-It reads all run folders below a folder: results/ladder, or that of your own sweep. The errors of a
-rung that is not complete are those of its last epoch so far. The figure is ladder.svg in this
-folder, or with --update-docs that of the page.
+It reads all run folders below a folder: results/ladder, or that of your own sweep. There is a table
+for each fate of a rung. The errors of a rung that has been stopped are those of its last epoch so
+far. The figure is ladder.svg in this folder, or with --update-docs that of the page.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 
 from sweep_page import SweepPage, once
@@ -15,13 +16,12 @@ from eqprop.report import markdown, svg
 from eqprop.report.blocks import Chart, Line, Panel
 from eqprop.runs.figures import series
 from eqprop.runs.recipe import Recipe
-from eqprop.sweeps.table import Table
+from eqprop.sweeps.table import Row, Table
 
 PAGE = SweepPage("ladder")
 RULES = {"ep": "EP", "continual-ep": "C-EP", "vf": "VF"}
 LOSSES = {"output-layer": "squared error", "cross-entropy": "cross-entropy"}
 SETTINGS = ("task", "rung", "rule", "nudging", "loss", "order", "sweeps", "weights", "η")
-RESULTS = ("test error, %", "train error, %", "epochs", "s per epoch")
 RANGE = (8.0, 100.0)  # of the errors in every panel
 # {title of a panel: rungs with solid lines, and rungs with dashed ones}
 COMPARISONS = {
@@ -84,31 +84,56 @@ def settings(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
-def results(recipe: Recipe, runs: Table) -> tuple[str, ...]:
-    """Return the cells that say what a rung came to."""
-    networks = once([row for row in runs.rows if row["recipe"] == recipe.name])
+class Fate(Enum):
+    """What has become of a rung, and the title of the table that has it."""
+
+    TRAINED = "Trained to the end"
+    FAILED = "Became non-finite"
+    STOPPED = "Stopped before the end"
+    WAITING = "Not trained yet"
+
+
+def fate(recipe: Recipe, networks: Sequence[Row]) -> Fate:
+    """Return what has become of the networks of a rung."""
     if not networks:
-        return ("–",) * len(RESULTS)
-    epochs = min(row["epochs"] for row in networks)
-    seconds = Measured.of(row["seconds"] / row["epochs"] for row in networks if row["seconds"])
-    time = f"{seconds.mean:.1f}" if seconds.n else "–"
+        return Fate.WAITING
     if any(row["non_finite"] for row in networks):
-        return "non-finite", "non-finite", str(epochs), time
-    errors = (
-        str(Measured.of(row[f"final_{split}_error"] for row in networks))
-        for split in ("test", "train")
+        return Fate.FAILED
+    return Fate.TRAINED if _epochs(networks) == recipe.epochs else Fate.STOPPED
+
+
+def results(recipe: Recipe, networks: Sequence[Row]) -> dict[str, str]:
+    """Return the cells that say what a rung came to, by column; none if it has not begun."""
+    became, cells = fate(recipe, networks), {}
+    if became is Fate.WAITING:
+        return cells
+    if became is not Fate.FAILED:
+        for split in ("test", "train"):
+            error = Measured.of(row[f"final_{split}_error"] for row in networks)
+            cells[f"{split} error, %"] = str(error)
+    epochs = _epochs(networks)
+    cells["epochs"] = f"{epochs} of {recipe.epochs}" if became is Fate.STOPPED else f"{epochs}"
+    seconds = Measured.of(row["seconds"] / row["epochs"] for row in networks if row["seconds"])
+    cells["s per epoch"] = f"{seconds.mean:.1f}" if seconds.n else "–"
+    return cells
+
+
+def _epochs(networks: Sequence[Row]) -> int:
+    return min(row["epochs"] for row in networks)
+
+
+def tables(runs: Table) -> str:
+    """Return one row per rung, in a table for each fate, in Markdown."""
+    found: dict[Fate, list[tuple[str, ...]]] = {it: [] for it in Fate}
+    columns: dict[Fate, tuple[str, ...]] = {}
+    for task, recipe in enumerate(PAGE.recipes.values(), start=1):
+        networks = once([row for row in runs.rows if row["recipe"] == recipe.name])
+        cells, became = results(recipe, networks), fate(recipe, networks)
+        found[became].append((str(task), *settings(recipe), *cells.values()))
+        columns[became] = (*SETTINGS, *cells)
+    return "\n".join(
+        f"{it.value}:\n\n{markdown.table(columns[it], rows)}" for it, rows in found.items() if rows
     )
-    all_of_them = f" of {recipe.epochs}" if epochs < recipe.epochs else ""
-    return *errors, f"{epochs}{all_of_them}", time
-
-
-def table(runs: Table) -> str:
-    """Return one row per rung, in Markdown."""
-    rows = [
-        (str(task), *settings(recipe), *results(recipe, runs))
-        for task, recipe in enumerate(PAGE.recipes.values(), start=1)
-    ]
-    return markdown.table((*SETTINGS, *RESULTS), rows)
 
 
 def lines(runs: Table, solid: tuple[str, ...], dashed: tuple[str, ...]) -> Iterator[Line]:
@@ -134,7 +159,7 @@ def chart(runs: Table) -> Chart | None:
 def main() -> None:
     options = PAGE.options()
     runs = PAGE.runs(options.folder)
-    text, drawn = table(runs), chart(runs)
+    text, drawn = tables(runs), chart(runs)
     print(text, end="")
     if drawn is not None:
         folder = PAGE.root / "docs" / "figures" if options.update_docs else Path()
