@@ -173,6 +173,16 @@ def test_layers_in_turn(kind, rule):
         assert_parity(*pair, sizes, 2, 13, 3, TOLERANCES["float64, 1 minibatch"])
 
 
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("kind", FAST)
+def test_layers_in_turn_of_a_network_without_hidden_layers(kind, steps):
+    """It has one group: the output layer moves at every step."""
+    more = {"in_turn": True, "free_steps": steps, "time": eqprop.RealTime(0.2)}
+    for rule in ("C-EP", "C-VF"):
+        pair = build_pair(kind, rule, (4, 3), 2, **more)
+        assert_parity(*pair, (4, 3), 2, 7, 3, TOLERANCES["float64, 1 minibatch"])
+
+
 @needs_compiler
 @pytest.mark.parametrize("rule", ["C-EP", "C-VF, own slope"])
 @pytest.mark.parametrize("in_turn", [False, True])
@@ -185,6 +195,9 @@ def test_a_tolerance_ends_the_free_phase_of_each_member_as_in_the_reference(in_t
         assert_parity(*pair, sizes, 4, 7, 2, TOLERANCES["float64, 1 minibatch"])
         steps = pair[1].relaxation.member_steps
         assert 2 < int(steps.min()) <= int(steps.max()) < 200
+    pair = build_pair("native", rule, (4, 3), 4, tolerance=0.01, free_steps=9, in_turn=in_turn)
+    assert_parity(*pair, (4, 3), 4, 7, 2, TOLERANCES["float64, 1 minibatch"])
+    assert set(pair[1].relaxation.member_steps.tolist()) == {2}  # one group: the second shows it
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "hard_sigmoid", "identity"])

@@ -11,7 +11,7 @@ from eqprop.model import Model
 from eqprop.network import Network
 from eqprop.nudging import OneSided, RandomSign
 from eqprop.readouts import OutputLayer
-from eqprop.rules import EP, VF, ContinualEP, ContinualVF
+from eqprop.rules import EP, VF, ContinualEP, ContinualVF, Rule
 from eqprop.timesteps import Discrete
 
 COMPUTED = ("forward", "hold", "output", "phi_gradient", "vector_field_gradient")
@@ -50,6 +50,11 @@ def layered_obstacle(job: Job) -> str | None:
     if len(tied) > 1 or (tied == {False} and not rule.vector_field):
         return "tied and untied synapses mixed, or EP on untied ones"
     return parameters_obstacle(model)
+
+
+def groups_in_turn(net: Network, rule: Rule) -> int:
+    """Return how many groups of layers the free phase moves in turn: every second layer, or all."""
+    return len(net.split()) if rule.in_turn else 1
 
 
 def parameters_obstacle(model: Model) -> str | None:

@@ -25,7 +25,7 @@ from eqprop.dynamics import Relaxation
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.graphs import Graphs
 from eqprop.engines.job import Job
-from eqprop.engines.layered import layered_obstacle
+from eqprop.engines.layered import groups_in_turn, layered_obstacle
 from eqprop.network import Network
 from eqprop.rules import Rule
 from eqprop.synapses import Dense
@@ -257,7 +257,7 @@ class _Minibatch:
         return [self.sigma(v) for v in s] if self.real_time else s
 
     def _free_phase(self) -> None:
-        if self.rule.in_turn:
+        if groups_in_turn(self.net, self.rule) == 2:
             s, change = self._in_turn()
         elif self.real_time or self.L == 1:
             s, change = self._synchronous()

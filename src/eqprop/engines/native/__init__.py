@@ -19,7 +19,7 @@ from eqprop.dynamics import Relaxation, warn_unless_settled
 from eqprop.engines.compiling import CannotBuild
 from eqprop.engines.engine import Counts, Engine
 from eqprop.engines.job import Job
-from eqprop.engines.layered import ACTIVATIONS, layered_obstacle
+from eqprop.engines.layered import ACTIVATIONS, groups_in_turn, layered_obstacle
 from eqprop.engines.native.build import library
 from eqprop.network import Network
 from eqprop.rules import Rule
@@ -50,7 +50,7 @@ class _Problem(ctypes.Structure):
                 "slope",
                 "update_slope",
                 "tied",
-                "in_turn",
+                "groups",
                 "free_steps",
                 "nudged_steps",
                 "shared_x",
@@ -127,7 +127,7 @@ class NativeEngine(Engine):
             p.real_time, p.dt, p.slope = 1, net.time.dt, SLOPES[net.time.slope]
         p.update_slope = UPDATE_SLOPES[rule.update_slope]
         p.tied = int(net.tied)
-        p.in_turn = rule.in_turn
+        p.groups = groups_in_turn(net, rule)
         p.tolerance = -1.0 if rule.tolerance is None else rule.tolerance
         p.rescale = rule.moving_share or 1.0
         p.threads = self.threads

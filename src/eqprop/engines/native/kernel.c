@@ -71,7 +71,7 @@ enum { UPDATE_SLOPE_NONE, UPDATE_SLOPE_OWN, UPDATE_SLOPE_FULL }; /* σ′ in the
 typedef struct {
     int32_t layers, batch, inputs, members;
     int32_t size[MAX_LAYERS];
-    int32_t rule, activation, real_time, slope, update_slope, tied, in_turn, free_steps, nudged_steps;
+    int32_t rule, activation, real_time, slope, update_slope, tied, groups, free_steps, nudged_steps;
     int32_t shared_x, shared_y, threads, minibatches;
     double dt, tolerance, rescale; /* tolerance < 0: none */
     const real *x, *y;
@@ -669,7 +669,7 @@ static real largest_change(const Member *m, int l, int b) {
 /* Run `count` samples from `first` on. `m` then has only these samples. */
 static int free_phase(Member *m, int first, int count) {
     const Problem *p = m->p;
-    int groups = p->in_turn ? 2 : 1;
+    int groups = p->groups;
     real *residual = p->residual + (long)m->e * m->B + first;
     m->B = count;
     for (int l = 0; l < m->L; l++) {
