@@ -23,6 +23,7 @@ from eqprop.data import Dataset, load
 from eqprop.data.sources import cache_folder
 from eqprop.papers.continual_ep import training
 from tests.commands import Command
+from tests.graphs_on_cpu import graphs_on_cpu  # noqa: F401 (a fixture)
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():

@@ -573,6 +573,37 @@ DEFECTS = (
         "test_graphs.py::test_graphs_do_the_work_once_per_replay",
     ),
     Defect(
+        "captured graphs: work goes on after it has ended",
+        "engines/graphs.py",
+        """                if ended():
+                    return
+                graph.replay()""",
+        """                ended()
+                graph.replay()""",
+        "test_graphs.py::test_work_ends_before_the_step_that_is_told_so",
+    ),
+    Defect(
+        "convolutional engine: a member that has settled moves on",
+        "engines/convolutional/settling.py",
+        "s.value[i].copy_(value)",
+        "pass",
+        "test_convolutional.py::test_a_tolerance_ends_the_free_phase_of_each_member",
+    ),
+    Defect(
+        "convolutional engine: a member stops when the first of its samples settles",
+        "engines/convolutional/settling.py",
+        "residual.amax(1) <= self.tolerance",
+        "residual.amin(1) <= self.tolerance",
+        "test_convolutional.py::test_a_tolerance_ends_the_free_phase_of_each_member",
+    ),
+    Defect(
+        "convolutional engine: a captured minibatch assumes where the free phase ended",
+        "engines/convolutional/minibatch.py",
+        "self.free.forget()",
+        "pass",
+        "test_convolutional.py::test_captured_graphs_do_the_same",
+    ),
+    Defect(
         "convolutional engine: C-EP loses the winners of the state before a step",
         "engines/convolutional/dynamics.py",
         "winners = winners.clone()",

@@ -32,6 +32,7 @@ from eqprop.engines.convolutional.layers import (
 )
 from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.convolutional.windows import Windows
+from tests.graphs_on_cpu import captured
 
 ROOT = Path(__file__).parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -214,7 +215,7 @@ def assert_parity_on(device, slow, net, rule, minibatches=2):
 def poison(engine):
     """What a buffer holds before a step must not matter."""
     for work in engine._minibatches.values():
-        buffers = [work.residual, *work.gradients.values()]
+        buffers = [work.settling.changes, *work.gradients.values()]
         for part in (work.origin, work.free, work.nudged):
             layers = [part.x, *part.s]
             buffers += [part.y, *(it.value for it in layers), *(it.operand for it in layers)]
@@ -256,6 +257,61 @@ def test_every_chain_in_every_order(chain, orders, free_steps):
     in_turn, nudged_in_turn = orders
     rule = a_rule(free_steps=free_steps, in_turn=in_turn, nudged_in_turn=nudged_in_turn)
     assert_parity(*a_pair(a_network(chain), rule))
+
+
+@pytest.mark.filterwarnings("ignore::eqprop.NotSettled")
+@pytest.mark.parametrize("tolerance", [0.1, 0.03])
+@pytest.mark.parametrize("nudging", [eqprop.OneSided, eqprop.Centred])
+@any_rule
+@any_order
+def test_a_tolerance_ends_the_free_phase_of_each_member(orders, kind, tying, nudging, tolerance):
+    in_turn, nudged_in_turn = orders
+    settings = {"in_turn": in_turn, "nudged_in_turn": nudged_in_turn, "nudging": nudging(0.3)}
+    rule = a_rule(kind, free_steps=25, tolerance=tolerance, **settings)
+    slow, fast = a_pair(a_network(tying=tying, ensemble=(3,)), rule)
+    assert_parity(slow, fast)
+    assert len(set(fast.relaxation.member_steps.tolist())) > 1
+    assert fast.relaxation.tolerance == tolerance
+    x, _ = a_minibatch(fast.model, 5, batch=2)
+    ours, theirs = fast.relax(x, 17), slow.relax(x, 17)
+    assert torch.equal(ours.member_steps, theirs.member_steps)
+    torch.testing.assert_close(ours.state, theirs.state, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore::eqprop.NotSettled")
+@any_graph
+def test_a_tolerance_on_every_graph(graph):
+    rule = a_rule(free_steps=25, tolerance=0.03, in_turn=True, nudged_in_turn=True)
+    assert_parity(*a_pair(a_graph(graph), rule))
+
+
+def test_a_phase_that_has_not_settled_warns():
+    pair = a_pair(a_network(), a_rule(free_steps=5, tolerance=1e-6))
+    for engine in pair:
+        with pytest.warns(eqprop.NotSettled, match="> tolerance 1e-06 after 5 steps"):
+            engine.step(*a_minibatch(engine.model))
+
+
+@pytest.mark.filterwarnings("ignore::eqprop.NotSettled")
+@pytest.mark.parametrize("tolerance", [None, 0.1, 0.03])
+@pytest.mark.parametrize("nudging", [eqprop.OneSided, eqprop.Centred])
+@any_rule
+@any_order
+def test_captured_graphs_do_the_same(
+    orders, kind, tying, nudging, tolerance, graphs_on_cpu, monkeypatch
+):
+    """Whenever the phase ends, and whatever free phase came in between."""
+    monkeypatch.setattr(minibatch, "Graphs", captured)
+    in_turn, nudged_in_turn = orders
+    settings = {"in_turn": in_turn, "nudged_in_turn": nudged_in_turn, "nudging": nudging(0.3)}
+    rule = a_rule(kind, free_steps=25, tolerance=tolerance, **settings)
+    slow, fast = a_pair(a_network(tying=tying), rule)
+    for _ in range(2):
+        assert_parity(slow, fast, minibatches=2)
+        x, _ = a_minibatch(fast.model, 5)
+        ours, theirs = fast.relax(x, 12), slow.relax(x, 12)
+        torch.testing.assert_close(ours.state, theirs.state, rtol=0, atol=TOLERANCE)
+    assert graphs_on_cpu
 
 
 @pytest.mark.parametrize("relaxation", [0.6, 1.5])
@@ -639,7 +695,7 @@ def test_no_operation_waits_for_a_value(made, kind, tying, in_turn):
     tensors = (*minibatch.free.state, *minibatch.gradients.values(), *net.parameters())
     assert all(tensor.is_meta for tensor in tensors)
     with pytest.raises(RuntimeError, match="meta"):
-        minibatch.residual.max().item()
+        minibatch.settling.residual().max().item()
 
 
 class MyConv2d(Conv2d):
@@ -670,7 +726,6 @@ OBSTACLES = {
     "the rule BPTT": (another_chain, {"rule": eqprop.BPTT(free_steps=7)}),
     "update_slope 'own'": (another_chain, {"rule": a_rule(eqprop.VF, update_slope="own")}),
     "Holomorphic nudging": (another_chain, {"rule": a_rule(nudging=eqprop.Holomorphic(0.1, 4))}),
-    "a tolerance: leave it out": (another_chain, {"rule": a_rule(tolerance=1e-3)}),
     "continual updates other than plain descent": (
         another_chain,
         {"rule": a_rule(eqprop.ContinualEP), "update": eqprop.SGD(0.9)},
@@ -709,6 +764,15 @@ def test_what_it_cannot_run_is_said_and_left_to_the_reference(obstacle):
     assert str(caught.value) == (f"kind 'convolutional' cannot run {obstacle}: use kind='auto'")
     engine = eqprop.make_engine(network(), rule, 0.1, **given)
     assert not isinstance(engine, ConvolutionalEngine)
+
+
+def test_16_bits_take_a_tolerance_with_centred_nudging_alone():
+    net = another_chain(dtype=torch.float32)
+    rule = a_rule(tolerance=1e-3, nudging=eqprop.OneSided(0.3))
+    message = "a tolerance with one nudged phase in 16 bits: leave it out"
+    with pytest.raises(ValueError, match=message):
+        eqprop.make_engine(net, rule, 0.1, precision=torch.bfloat16)
+    assert eqprop.make_engine(net, a_rule(tolerance=1e-3), 0.1, precision=torch.bfloat16)
 
 
 def test_dense_chains_are_left_to_the_engines_for_them():

@@ -1,80 +1,28 @@
 """Oracle: the work done directly. Graphs of a GPU, recorded by stand-ins that need none."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from eqprop.engines import graphs
 from eqprop.engines.graphs import Graphs
+from tests.graphs_on_cpu import GPU, Recorded
+
+pytestmark = pytest.mark.usefixtures("graphs_on_cpu")
 
 
-class Recorded:
-    """Records what is done while it captures, and does it when it is replayed."""
-
-    all: ClassVar[list["Recorded"]] = []
-    capturing: ClassVar["Recorded | None"] = None
-
-    def __init__(self) -> None:
-        self.done: list[Callable[[], object]] = []
-        Recorded.all.append(self)
-
-    def capture_begin(self, pool: object) -> None:
-        assert Recorded.capturing is None
-        self.memory, Recorded.capturing = pool, self
-
-    def capture_end(self) -> None:
-        assert Recorded.capturing is self
-        Recorded.capturing = None
-
-    def pool(self) -> object:
-        return self.memory
-
-    def replay(self) -> None:
-        for function in self.done:
-            function()
-
-
-class Stream:
-    def wait_stream(self, other: "Stream") -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, stand_in in {
-        "CUDAGraph": Recorded,
-        "Stream": Stream,
-        "current_stream": Stream,
-        "stream": lambda _: nullcontext(),
-        "device": lambda _: nullcontext(),
-        "synchronize": lambda: None,
-        "graph_pool_handle": object,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(Recorded, "all", [])
-    yield
-    assert Recorded.capturing is None
-
-
-def do(function: Callable[[], object]) -> None:
-    if Recorded.capturing is None:
-        function()
-    else:
-        Recorded.capturing.done.append(function)
-
-
-def a_work(steps: int) -> tuple[Graphs, torch.Tensor, Callable[[], None]]:
+def a_work(steps: int) -> tuple[Graphs, Tensor, Callable[[], None]]:
     """A number, and work whose steps do not commute; before, between and after them is more."""
     number = torch.ones((), dtype=torch.float64)
-    several = Graphs(torch.device("cuda"), [number])
+    several = Graphs(GPU, [number])
 
     def work() -> None:
-        do(lambda: number.add_(1))
+        number.add_(1)
         for t in range(steps):
             several.step()
-            do(lambda t=t: number.mul_(1.5).add_(t))
+            number.mul_(1.5).add_(t)
 
     return several, number, work
 
@@ -128,7 +76,7 @@ def test_work_that_fails_while_it_is_captured_ends_its_graph() -> None:
 
 def test_on_a_cpu_the_work_is_done() -> None:
     several = Graphs(torch.device("cpu"), [])
-    found: list[Any] = []
+    found: list[int] = []
 
     def work() -> None:
         for t in range(30):
@@ -138,3 +86,40 @@ def test_on_a_cpu_the_work_is_done() -> None:
     several.replay("work", work)
     assert found == [*range(30)]
     assert not Recorded.all
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_work_ends_before_the_step_that_is_told_so(device: str) -> None:
+    number = torch.ones((), dtype=torch.float64)
+    several = Graphs(torch.device(device), [number])
+    asked = 0
+
+    def work() -> Iterator[None]:
+        number.add_(1)
+        for t in range(7):
+            yield
+            number.mul_(1.5).add_(t)
+
+    expected = 1.0
+    for most in (3, 7, 1, 100):
+        asked = 0
+
+        def ended(most: int = most) -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > most
+
+        several.replay_until("work", work, ended)
+        expected += 1
+        for t in range(min(most, 7)):
+            expected = 1.5 * expected + t
+        assert float(number) == expected
+        assert asked == min(most + 1, 7)  # once before each step
+    assert len(Recorded.all) == (7 if device == "cuda" else 0)
+
+
+def test_a_capture_that_waits_for_a_number_fails() -> None:
+    """As on a GPU: so the stand-in finds what could not be captured there."""
+    several, number, _ = a_work(0)
+    with pytest.raises(AssertionError, match="can't wait"):
+        several.replay("work", lambda: print(float(number)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Graphs:
         self._device, self._moved = device, moved
         self._graphs: dict[str, list[torch.cuda.CUDAGraph]] = {}
         self._captured: list[torch.cuda.CUDAGraph] = []  # of the work that is being captured
-        self._steps = 0
+        self._steps, self._most = 0, STEPS  # of the last graph
 
     def forget(self, name: str) -> None:
         """Capture this work anew at its next replay: something that it reads has moved."""
@@ -40,12 +40,41 @@ class Graphs:
             for graph in self._graphs[name]:
                 graph.replay()
 
+    def replay_until(
+        self, name: str, work: Callable[[], Iterator[None]], ended: Callable[[], bool]
+    ) -> None:
+        """Do the steps of the work of this name until one finds that it has ended.
+
+        Args:
+            name: of the work.
+            work: yields before each of its steps, and at least once. Each step is a graph.
+            ended: whether the work has ended. Called before each step.
+        """
+        if self._device.type != "cuda":
+            with torch.no_grad():
+                for _ in work():
+                    if ended():
+                        return
+            return
+
+        def all_steps() -> None:
+            for _ in work():
+                self.step()
+
+        with torch.cuda.device(self._device):
+            if name not in self._graphs:
+                self._graphs[name] = self._capture(all_steps, most=1)
+            for graph in self._graphs[name]:
+                if ended():
+                    return
+                graph.replay()
+
     def step(self) -> None:
         """Begin a step of the work, and another graph if this one has many steps.
 
         The work calls it when none of its streams is ahead.
         """
-        if self._captured and self._steps == STEPS:
+        if self._captured and self._steps == self._most:
             self._captured[-1].capture_end()
             self._begin()
         self._steps += 1
@@ -57,7 +86,7 @@ class Graphs:
         self._captured[-1].capture_begin(pool)
         self._steps = 0
 
-    def _capture(self, work: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
+    def _capture(self, work: Callable[[], None], most: int = STEPS) -> list[torch.cuda.CUDAGraph]:
         """Run once on a side stream to warm up, undo what that did, then capture."""
         before = [tensor.clone() for tensor in self._moved]
         stream = torch.cuda.Stream()
@@ -68,6 +97,7 @@ class Graphs:
         for tensor, value in zip(self._moved, before, strict=True):
             tensor.copy_(value)
         torch.cuda.synchronize()
+        self._most = most
         with torch.no_grad(), torch.cuda.stream(stream):
             self._begin()
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from eqprop.costs import SquaredError
-from eqprop.dynamics import Relaxation
+from eqprop.dynamics import Relaxation, warn_unless_settled
 from eqprop.engines.convolutional.dynamics import Dynamics
 from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.descent import tiny_descent
@@ -41,8 +41,9 @@ class ConvolutionalEngine(Engine):
             return f"update_slope '{rule.update_slope}'"
         if type(rule.nudging) not in (OneSided, RandomSign, Centred):
             return f"{type(rule.nudging).__name__} nudging"
-        if rule.tolerance is not None:
-            return "a tolerance: leave it out"
+        one_phase = type(rule.nudging) is not Centred
+        if rule.tolerance is not None and job.precision is not None and one_phase:
+            return "a tolerance with one nudged phase in 16 bits"
         if rule.moving_share == 1 and not job.update.linear:
             return "continual updates other than plain descent"
         if type(readout) not in (OutputLayer, CrossEntropy):
@@ -77,7 +78,7 @@ class ConvolutionalEngine(Engine):
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
         self._learn(minibatch, x, self.targets(y, minibatch.batch), self.betas(sign))
-        return self._found(minibatch, self.rule.free_steps, minibatch.nudged)
+        return self._learned(minibatch)
 
     def takes(self, split: Samples) -> bool:
         return True
@@ -96,7 +97,7 @@ class ConvolutionalEngine(Engine):
             loss = self.readout.loss(free, y)
             one = Counts(wrong.double().sum(-1), loss.double().sum(-1))
             counts = one if counts is None else counts + one
-        found = self._found(minibatch, self.rule.free_steps, minibatch.nudged)
+        found = self._learned(minibatch)
         return None if found is None or counts is None else (found, counts)
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
@@ -130,6 +131,12 @@ class ConvolutionalEngine(Engine):
         minibatch.learn()
         if self.rule.moving_share < 1:  # else they have moved
             self.mover.move(minibatch.gradients)
+
+    def _learned(self, minibatch: Minibatch) -> Relaxation | None:
+        found = self._found(minibatch, self.rule.free_steps, minibatch.nudged)
+        if found is not None:
+            warn_unless_settled(found)
+        return found
 
     def _found(self, minibatch: Minibatch, steps: int, *others: Dynamics) -> Relaxation | None:
         states = (s for it in (minibatch.free, *others) for s in it.state)

@@ -97,7 +97,7 @@ class Dynamics:
         for s in self.s:
             s.value.zero_()
             s.operand.zero_()
-        self._forget()
+        self.forget()
 
     def copy(self, other: Dynamics) -> None:
         """Take inputs, targets and state of another, once or several times in a row."""
@@ -105,9 +105,10 @@ class Dynamics:
             _repeat(its.value, mine.value, 1)
             mine.refresh()
         _repeat(other.y, self.y, -2)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget what has been computed from the state, which has changed."""
         for connection in self.connections:
             connection.pre_moved()
 

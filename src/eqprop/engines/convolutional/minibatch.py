@@ -5,13 +5,15 @@ nudging takes the difference of two phases that have this in common. One nudged 
 it by β. There the last third of the free phase is measured from the state before it, as the nudged
 phase is: what is left to settle is rounded, not the state.
 
-Nothing here waits for the device. On a GPU the work is captured as graphs.
+On a GPU the work is captured as graphs. It waits for the device only with a tolerance, at each step
+of the free phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch import Tensor
 from eqprop.dynamics import Relaxation
 from eqprop.engines.convolutional.dynamics import Dynamics
 from eqprop.engines.convolutional.layers import Ends
+from eqprop.engines.convolutional.settling import Settling
 from eqprop.engines.graphs import Graphs
 from eqprop.network import Network
 from eqprop.readouts import Readout
@@ -63,7 +66,6 @@ class Minibatch:
         if len(self._signs) == 1 and results_round(like, precision):
             self.free = Dynamics(net, readout, batch, precision, self.origin)
         self.beta = like.new_ones(self.free.members)
-        self.residual = like.new_zeros(self.free.members, batch)
         self.gradients = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
         self._own = [
             {field: self.gradients[f"synapses.{k}.{field}"] for field, _ in s.named_parameters()}
@@ -72,6 +74,7 @@ class Minibatch:
         everything: tuple[Sequence[int], ...] = (range(len(net.layers)),)
         self._free_turns = net.split() if rule.in_turn else everything
         self._nudged_turns = net.split() if rule.nudged_in_turn else everything
+        self.settling = Settling(self.free, len(self._free_turns), rule.tolerance)
         self._all = range(len(net.synapses))
         self._graphs = Graphs(like.device, list(net.parameters()))
 
@@ -88,55 +91,76 @@ class Minibatch:
     # what the engine asks for
 
     def relax(self, steps: int) -> None:
-        """Run the free phase of x."""
-        self._replay(f"relax {steps}", lambda: self._relax(steps))
+        """Run the free phase of x, of at most so many steps."""
+        name = f"relax {steps}"
+        with repeatable():
+            if self.rule.tolerance is None:
+                self._graphs.replay(name, partial(self._relax, steps))
+            else:
+                self.settling.begin()
+                phase = partial(self._free_phase, steps)
+                self._graphs.replay_until(name, phase, self.settling.ended)
+                self.settling.end()
 
     def learn(self) -> None:
         """Learn from x, y and β: find `gradients`. C-EP and C-VF move the parameters, too."""
         assert self.nudged  # its memory exists before a graph is captured
-        at_fixed_weights = self._sum_of_steps if self.rule.vector_field else self._contrast
-        self._replay("learn", self._continual if self.rule.continual else at_fixed_weights)
-
-    def _replay(self, name: str, work: Callable[[], None]) -> None:
-        """Run the work with the same numbers every time, so that a run resumes exactly."""
-        before = torch.backends.cudnn.deterministic
-        torch.backends.cudnn.deterministic = True
-        try:
-            self._graphs.replay(name, work)
-        finally:
-            torch.backends.cudnn.deterministic = before
+        if self.rule.tolerance is not None:
+            self.relax(self.rule.free_steps)
+        with repeatable():
+            self._graphs.replay("learn", self._learn)
 
     def relaxation(self, steps: int) -> Relaxation:
-        """Return the free phase, in memory of its own."""
+        """Return the free phase of at most so many steps, in memory of its own."""
         ensemble = self.net.ensemble
-        residual = self.residual.clone().reshape(*ensemble, self.batch)
+        residual = self.settling.residual().reshape(*ensemble, self.batch)
+        taken = self.settling.steps(steps).reshape(ensemble)
         return Relaxation(
             state=tuple(s.clone(memory_format=torch.contiguous_format) for s in self.free.state),
             residual=float(residual.max()),
-            steps=steps,
+            steps=int(taken.max()),
             sample_residual=residual,
-            member_steps=torch.full(ensemble, steps, device=residual.device),
+            member_steps=taken,
+            tolerance=self.rule.tolerance,
         )
 
     # phases
 
     def _relax(self, steps: int) -> None:
+        for _ in self._free_phase(steps):
+            self._graphs.step()
+
+    def _free_phase(self, steps: int) -> Iterator[None]:
+        """Run the free phase; yield before each step."""
         phase, turns = self.origin, self._free_turns
         phase.read()
         phase.rest()
-        self.residual.zero_()
+        self.settling.rest()
         for t in range(steps):
-            self._graphs.step()
+            yield
             if t == 2 * steps // 3 and self.free is not self.origin:
                 phase = self.free
                 phase.read()
                 phase.copy(self.origin)
             layers = turns[t % len(turns)]
-            last = steps - t <= len(turns)  # the residual is the change of the latest turns
-            before = phase.values(layers) if last else {}
+            counts = self.settling.counts(after=steps - t - 1)
+            before = phase.values(layers) if counts else {}
             phase.step(layers)
-            if last:
-                torch.maximum(self.residual, phase.largest_change(before), out=self.residual)
+            if counts:
+                self.settling.add(t, phase.largest_change(before))
+
+    def _learn(self) -> None:
+        if self.rule.tolerance is None:
+            self._relax(self.rule.free_steps)
+        else:
+            self.free.forget()  # where it ended is not known when this is captured
+        self._clear()
+        if self.rule.continual:
+            self._continual()
+        elif self.rule.vector_field:
+            self._sum_of_steps()
+        else:
+            self._contrast()
 
     def _moving(self, t: int) -> Sequence[int]:
         """Return the layers that nudged step t moves."""
@@ -144,8 +168,6 @@ class Minibatch:
 
     def _contrast(self) -> None:
         """EP: g = −(1/n) Σ (∂Φ/∂θ(s^β) − ∂Φ/∂θ(s_*)) / β over n nudged phases, batch mean."""
-        self._relax(self.rule.free_steps)
-        self._clear()
         beta = self._per_sample(self._signs)
         self.nudged.read()
         self.nudged.copy(self.free)
@@ -167,8 +189,6 @@ class Minibatch:
 
         The input and its winners stay, so its synapses need only the change of the whole phase.
         """
-        self._relax(self.rule.free_steps)
-        self._clear()
         beta = self._per_sample(self._signs)
         self.nudged.read()
         self.nudged.copy(self.free)
@@ -191,8 +211,6 @@ class Minibatch:
         moves along their sum from where it started. If the rule rescales, θ returns at the end, and
         the caller moves it along `gradients`.
         """
-        self._relax(self.rule.free_steps)
-        self._clear()
         start = [(p, p.clone()) for p in self.net.parameters()]
         self.nudged.read()
         for phase, sign in enumerate(self._signs):
@@ -258,6 +276,17 @@ class Minibatch:
     def _add_readout(self) -> None:
         for field, gradient in self.readout.gradients(self.free.state, self.free.y).items():
             self.gradients[f"readout.{field}"].copy_(gradient)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Compute the same numbers every time, so that a run resumes exactly."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
 
 
 def results_round(like: Tensor, precision: torch.dtype) -> bool:
