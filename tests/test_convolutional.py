@@ -302,6 +302,7 @@ def test_captured_graphs_do_the_same(
 ):
     """Whenever the phase ends, and whatever free phase came in between."""
     monkeypatch.setattr(minibatch, "Graphs", captured)
+    monkeypatch.setattr(graphs, "STEPS", 3)  # so that phases are cut
     in_turn, nudged_in_turn = orders
     settings = {"in_turn": in_turn, "nudged_in_turn": nudged_in_turn, "nudging": nudging(0.3)}
     rule = a_rule(kind, free_steps=25, tolerance=tolerance, **settings)
@@ -1213,6 +1214,17 @@ def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders, monkeyp
     in_turn, nudged_in_turn = orders
     rule = a_rule(kind, nudging=nudging(0.3), in_turn=in_turn, nudged_in_turn=nudged_in_turn)
     assert_parity_of_graphs(made(tying=tying), rule, eqprop.SGD(), monkeypatch)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore::eqprop.NotSettled")
+@pytest.mark.parametrize("tolerance", [0.1, 0.03])
+@any_rule
+@any_order
+def test_a_tolerance_on_a_gpu(orders, kind, tying, tolerance, monkeypatch):
+    settings = {"in_turn": orders[0], "nudged_in_turn": orders[1], "tolerance": tolerance}
+    rule = a_rule(kind, free_steps=25, **settings)
+    assert_parity_of_graphs(a_network(tying=tying), rule, eqprop.SGD(), monkeypatch)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -489,7 +489,7 @@ def test_the_page_has_what_was_measured() -> None:
         "with one nudged phase, β > 0": "the same with one nudged phase",
         "this costs more than rounding": "the same with C-EP",
     }.items():
-        assert told(start, "docs/convolution.md") == {
+        assert told(start, "docs/convolution-engine.md") == {
             name: [f"{it:.3f}" for it in cosines] for name, cosines in MEASURED[measured].items()
         }
 

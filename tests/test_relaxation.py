@@ -251,9 +251,9 @@ def test_engines_for_dense_chains_leave_it_to_the_reference():
     assert type(eqprop.make_engine(net, rule, 0.1)) is eqprop.engines.ReferenceEngine
 
 
-# docs/convolution.md, from benchmarks/relaxation.py
+# the documents, from benchmarks/relaxation.py
 
-PAGE = "docs/convolution.md"
+PAGE, CONVOLUTION = "docs/settling.md", "docs/convolution.md"
 FILE = ROOT / "results" / "relaxation-cifar10-conv-300-epochs-gpu.json"
 
 
@@ -292,7 +292,7 @@ def test_the_page_has_what_was_measured():
 def test_the_page_has_what_was_measured_of_residual_networks(name, before):
     file = ROOT / "results" / f"relaxation-{name}.json"
     rows = json.loads(file.read_text("utf-8"))["results"]
-    shown = told(before, PAGE)
+    shown = told(before, CONVOLUTION)
     assert {tuple(map(int, it.split(" + "))) for it in shown} == {
         (row["free"], row["nudged"]) for row in rows
     }
@@ -310,14 +310,22 @@ def test_the_page_has_the_errors_of_the_runs():
         ("cifar10-conv-relaxed", "cifar10-conv-300-epochs-gpu"),
     ):
         summary = json.loads((ROOT / "results" / folder / "summary.json").read_text("utf-8"))
-        test, train, epochs, minutes, seconds = told("--precision float16 --tf32\n```", PAGE)[
-            f"`{recipe}`"
-        ]
+        test, train, epochs, minutes, seconds = told(
+            "--precision float16 --tf32\n```", CONVOLUTION
+        )[f"`{recipe}`"]
         assert test == f"{summary['test_error']['mean']:.2f} %"
         assert train == f"{summary['train_error']['mean']:.2f} %"
         assert int(epochs) == summary["epochs"]
         assert minutes == f"{summary['wall_seconds'] / 60:.0f} min"
         assert seconds == f"{summary['wall_seconds'] / summary['epochs']:.1f} s"
+    for (_, first, time, _), folder in zip(
+        told("# Convolutional networks", CONVOLUTION).values(),
+        ("mnist-conv-gpu", "cifar10-conv-300-epochs-gpu"),
+        strict=True,
+    ):
+        summary = json.loads((ROOT / "results" / folder / "summary.json").read_text("utf-8"))
+        assert first.startswith(f"{summary['test_error']['mean']:.2f} ")
+        assert time.startswith(f"{summary['wall_seconds'] / 60:.0f} min")
 
 
 def test_the_page_says_how_many_minibatches_could_stop_early():

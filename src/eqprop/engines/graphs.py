@@ -36,7 +36,7 @@ class Graphs:
             return
         with torch.cuda.device(self._device):
             if name not in self._graphs:
-                self._graphs[name] = self._capture(work)
+                self._graphs[name] = self._capture(work, STEPS)
             for graph in self._graphs[name]:
                 graph.replay()
 
@@ -63,7 +63,7 @@ class Graphs:
 
         with torch.cuda.device(self._device):
             if name not in self._graphs:
-                self._graphs[name] = self._capture(all_steps, most=1)
+                self._graphs[name] = self._capture(all_steps, 1)
             for graph in self._graphs[name]:
                 if ended():
                     return
@@ -86,8 +86,10 @@ class Graphs:
         self._captured[-1].capture_begin(pool)
         self._steps = 0
 
-    def _capture(self, work: Callable[[], None], most: int = STEPS) -> list[torch.cuda.CUDAGraph]:
-        """Run once on a side stream to warm up, undo what that did, then capture."""
+    def _capture(self, work: Callable[[], None], most: int) -> list[torch.cuda.CUDAGraph]:
+        """Run once on a side stream to warm up, undo what that did, then capture, with at most so
+        many steps per graph.
+        """
         before = [tensor.clone() for tensor in self._moved]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
