@@ -3,7 +3,7 @@ PYTEST := $(BIN)/pytest -n auto --dist worksteal
 # Keep bytecode, whatever the environment says: else each of the many processes compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup browser train check bench test quick fast slow lint types mutation faults wheel docs figures explorer clean
+.PHONY: help setup browser train check bench test quick fast slow gpu lint types mutation faults wheel docs figures explorer clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ fast: setup  ## Run the fast tests alone.
 
 slow: setup browser  ## Run the slow tests, two processes per core: half of the time they wait.
 	$(PYTEST) -n $$((2 * $$(getconf _NPROCESSORS_ONLN))) -m slow
+
+gpu: setup  ## Run the tests that use a GPU.
+	$(BIN)/pytest -m gpu
 
 lint: setup  ## Check style, formatting and import contracts.
 	$(BIN)/ruff check .

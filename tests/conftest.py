@@ -23,10 +23,11 @@ from eqprop.data import Dataset, load
 from eqprop.data.sources import cache_folder
 from eqprop.papers.continual_ep import training
 from tests.commands import Command
+from tests.devices import HAS_GPU
 from tests.graphs_on_cpu import graphs_on_cpu  # noqa: F401 (a fixture)
 
 torch.set_num_threads(1)
-if not torch.cuda.is_available():
+if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 settings.register_profile("eqprop", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("eqprop")
@@ -46,6 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Last, they would be what is left at the end, taken over by processes with a cluster each.
     """
     items.sort(key=lambda item: item.path.name != "test_sweep.py")
+    for item in items:
+        uses = item.get_closest_marker("gpu")
+        if uses is not None and not HAS_GPU and not uses.kwargs.get("or_cpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 def pytest_collection_finish() -> None:

@@ -32,10 +32,10 @@ from eqprop.engines.convolutional.layers import (
 )
 from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.convolutional.windows import Windows
+from tests.devices import DEVICE, needs_gpu, on_device
 from tests.graphs_on_cpu import captured
 
 ROOT = Path(__file__).parent.parent
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton"
 )
@@ -809,6 +809,7 @@ def assert_same_work(separate, kernel):
 
 
 @needs_triton
+@on_device
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 @pytest.mark.parametrize("sigma", ["sigmoid", "tanh", "hard_sigmoid", "identity"])
 @pytest.mark.parametrize(("size", "relaxation"), [(1, 1.0), (2, 1.0), (3, 1.0), (2, 1.4)])
@@ -841,6 +842,7 @@ def test_the_kernel_drives_moves_and_spreads_as_separate_operations_do(
 
 
 @needs_triton
+@on_device
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_kernel_measures_two_phases_from_an_origin(size, precision):
@@ -873,6 +875,7 @@ def test_the_kernel_measures_two_phases_from_an_origin(size, precision):
 
 
 @needs_triton
+@on_device
 @pytest.mark.parametrize("precision", [torch.float64, torch.float16])
 def test_the_winner_of_the_origin_wins_a_tie_that_rounding_made(precision):
     """Where nothing is rounded, a tie is a tie, and the larger difference decides."""
@@ -911,6 +914,7 @@ def test_the_kernel_compiles_for_a_gpu(tmp_path):
 
 
 @needs_triton
+@on_device
 def test_the_kernel_hides_no_value_that_is_not_finite():
     like = torch.zeros((), dtype=torch.float64, device=DEVICE)
     for place in range(4):
@@ -926,6 +930,7 @@ def test_the_kernel_hides_no_value_that_is_not_finite():
 
 
 @needs_triton
+@on_device
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", ["no dense layer", "rows left out", "three convolutions"])
 @pytest.mark.parametrize(("in_turn", "relaxation"), [(False, 1.0), (True, 1.0), (True, 1.5)])
@@ -937,6 +942,7 @@ def test_chains_with_the_kernel(chain, in_turn, relaxation, monkeypatch):
 
 
 @needs_triton
+@on_device
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["skip over two layers, pooled", "two windows into one layer"])
 @pytest.mark.parametrize("in_turn", [False, True])
@@ -948,6 +954,7 @@ def test_graphs_with_the_kernel(graph, in_turn, monkeypatch):
 
 
 @needs_triton
+@on_device
 @pytest.mark.slow
 @pytest.mark.parametrize("nudged_in_turn", [False, True])
 @pytest.mark.parametrize("chain", ["two convolutions", "windows of three"])
@@ -961,6 +968,7 @@ def test_vf_with_the_kernel(chain, nudged_in_turn, monkeypatch):
 
 
 @needs_triton
+@on_device
 @pytest.mark.slow
 @any_rule
 def test_cross_entropy_with_the_kernel(kind, tying, monkeypatch):
@@ -1002,6 +1010,7 @@ def cosines_with_float64(kind, tying, in_turn, nudging, precision):
     return [float(torch.cosine_similarity(*both, 0)) for both in zip(*moves, strict=True)]
 
 
+@on_device
 @pytest.mark.parametrize("precision", eqprop.engines.PRECISIONS)
 @pytest.mark.parametrize("in_turn", [False, True])
 @any_rule
@@ -1015,6 +1024,7 @@ def test_a_small_nudge_survives_rounding(kind, tying, in_turn, precision):
     assert min(found) > (0.6 if continual and precision == torch.bfloat16 else 0.95)
 
 
+@on_device
 @pytest.mark.parametrize("in_turn", [False, True])
 @any_rule
 def test_one_small_nudge_survives_rounding(kind, tying, in_turn):
@@ -1062,6 +1072,7 @@ def test_the_end_of_the_free_phase_measured_from_before(kind, tying, nudging, or
 
 
 @needs_triton
+@on_device
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tying"), RULES[1::2])
 def test_moving_weights_with_the_kernel(kind, tying, monkeypatch):
@@ -1202,7 +1213,7 @@ def test_each_step_can_begin_a_graph_and_none_is_empty(kind, tying, monkeypatch)
     assert said == ["begin", "step"] * (5 + 7 + 3 * phases)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @any_order
 @pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
 @any_rule
@@ -1216,7 +1227,7 @@ def test_the_captured_graph_on_a_gpu(made, kind, tying, nudging, orders, monkeyp
     assert_parity_of_graphs(made(tying=tying), rule, eqprop.SGD(), monkeypatch)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.filterwarnings("ignore::eqprop.NotSettled")
 @pytest.mark.parametrize("tolerance", [0.1, 0.03])
 @any_rule
@@ -1227,7 +1238,7 @@ def test_a_tolerance_on_a_gpu(orders, kind, tying, tolerance, monkeypatch):
     assert_parity_of_graphs(a_network(tying=tying), rule, eqprop.SGD(), monkeypatch)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("nudging", [eqprop.RandomSign, eqprop.Centred])
 @pytest.mark.parametrize(
     ("kind", "tying"), [(eqprop.ContinualEP, "tied"), (eqprop.ContinualVF, "shared")]
@@ -1252,7 +1263,7 @@ def assert_parity_of_graphs(net, rule, update, monkeypatch):
     assert distance(slow, fast) <= TOLERANCE
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("precision", [None, *eqprop.engines.PRECISIONS])
 def test_the_network_for_cifar10_on_a_gpu(precision):
     """One minibatch of the recipe, on random images: TF32 and less against float64.
@@ -1278,7 +1289,7 @@ def test_the_network_for_cifar10_on_a_gpu(precision):
     assert max(far) < 4
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("precision", [None, torch.float16])
 def test_a_gpu_gives_the_same_bits_twice(precision):
     recipe = eqprop.runs.recipe.load("cifar10-conv", {"seeds": 1})

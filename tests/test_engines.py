@@ -15,6 +15,7 @@ from eqprop.data import Split
 from eqprop.engines import telescoped
 from eqprop.engines.native import build
 from eqprop.runs.evaluation import measure
+from tests.devices import needs_gpu
 
 
 def has_compiler():
@@ -757,7 +758,7 @@ def test_one_step_is_too_few_for_layers_in_turn(kind):
         eqprop.make_engine(eqprop.layered(6, 9, 4), rule, 0.1, kind)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("sizes", [(9, 33, 5), (9, 33, 20, 5)])
 @pytest.mark.parametrize("rule", DISCRETE_RULES)
 def test_the_captured_graph_on_a_gpu(rule, sizes):

@@ -15,6 +15,7 @@ from eqprop.data import Split
 from eqprop.engines import TelescopedEngine, persistent
 from eqprop.engines.persistent import PersistentEngine
 from tests.cuda_on_cpu import COMPILER, EmulatedEngine, Naive, NaiveEngine
+from tests.devices import needs_gpu
 from tests.test_engines import (
     DISCRETE_RULES,
     RULES,
@@ -26,7 +27,6 @@ from tests.test_engines import (
 
 pytestmark = pytest.mark.slow
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 GPU = pytest.param("cuda", marks=needs_gpu)
 CPU = pytest.param("cpu", marks=needs_compiler)

@@ -318,7 +318,7 @@ def test_the_page_has_the_errors_of_the_runs():
         assert int(epochs) == summary["epochs"]
         assert minutes == f"{summary['wall_seconds'] / 60:.0f} min"
         assert seconds == f"{summary['wall_seconds'] / summary['epochs']:.1f} s"
-    for (_, first, time, _), folder in zip(
+    for (_, first, time), folder in zip(
         told("# Convolutional networks", CONVOLUTION).values(),
         ("mnist-conv-gpu", "cifar10-conv-300-epochs-gpu"),
         strict=True,
