@@ -121,7 +121,11 @@ def test_the_narrow_rungs_differ_from_their_base_as_the_wide_ones_do() -> None:
     assert set(at_once.differences(in_turn)) == {*SWEEPS, *orders}
     assert in_turn.rule.free_steps == 2 * at_once.rule.free_steps
     assert in_turn.rule.nudged_steps == 2 * at_once.rule.nudged_steps
-    assert {*NARROW} == (NARROW.keys() & RELAXED.keys()) | {"plain-in-turn", "plain-at-once"}
+    plain, continual = NARROW["ep-plain-descent"], NARROW["c-ep-plain-descent"]
+    assert continual.differences(plain) == ["rule.name"]
+    assert continual.rule.rescale is None
+    more = {it.name for it in (in_turn, at_once, plain, continual)}
+    assert {*NARROW} == (NARROW.keys() & RELAXED.keys()) | more
 
 
 def test_c_ep_differs_from_its_partner_in_the_rule_alone() -> None:
