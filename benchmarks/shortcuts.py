@@ -5,8 +5,9 @@
 
 With each shortcut, networks of a recipe train on MNIST for a few epochs: two on all of it, or five
 small convolutional ones on 10,000 images, with over-relaxed steps in turn. The script prints a
-table in Markdown. Times are those of the processor, on one core, without tests. Free steps are
-those of the minibatches, of the last one in each call of the engine.
+table in Markdown. Times are those of the processor, on one core, without tests. The first network
+of each row comes before the second of any. Free steps are those of the minibatches, of the last one
+in each call of the engine.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ NUDGINGS = {
 }
 
 
-def rows(convolutional: bool) -> dict[str, tuple[str, dict[str, Any], int]]:
-    """Return for each row a recipe, what it changes, and the number of networks."""
+def rows(convolutional: bool) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return for each row a recipe and what it changes."""
     if convolutional:
         return {
-            f"{name}, {title}": ("mnist-conv", {"epochs": 4, **SMALL, **nudging, **fields}, 5)
+            f"{name}, {title}": ("mnist-conv", {"epochs": 4, **SMALL, **nudging, **fields})
             for name, nudging in NUDGINGS.items()
             for title, fields in CONVOLUTIONAL.items()
         }
     return {
-        f"{name}, {title}": (name, {"epochs": 3, **fields}, 2)
+        f"{name}, {title}": (name, {"epochs": 3, **fields})
         for name in ("ep-1h", "c-ep-1h")
         for title, fields in DENSE.items()
     }
@@ -90,23 +91,15 @@ class Meter(Watcher):
         self.since = time.process_time()
 
 
-def measure(name: str, fields: dict[str, Any], networks: int, mnist: Dataset) -> dict[str, Any]:
-    """Train networks one after another: an ensemble steps until its last member has settled."""
-    seconds, errors, steps, minibatches = 0.0, [], [], 0
-    for seed in range(networks):
-        training = Training(recipes.load(name, {**fields, "seeds": 1, "seed": seed}), mnist)
-        training.run(meter := Meter(training))
-        seconds += meter.seconds
-        steps.append(statistics.mean(meter.steps))
-        minibatches += training.recipe.epochs * -(
-            -len(training.data.train) // training.recipe.batch
-        )
-        errors += training.metrics[-1]["test_error"]
+def measure(name: str, fields: dict[str, Any], seed: int, mnist: Dataset) -> dict[str, float]:
+    """Train one network: an ensemble would step until its last member has settled."""
+    training = Training(recipes.load(name, {**fields, "seeds": 1, "seed": seed}), mnist)
+    training.run(meter := Meter(training))
+    minibatches = training.recipe.epochs * -(-len(training.data.train) // training.recipe.batch)
     return {
-        "milliseconds": 1e3 * seconds / minibatches,
-        "free_steps": statistics.mean(steps),
-        "test_error": statistics.mean(errors),
-        "test_errors": errors,
+        "milliseconds": 1e3 * meter.seconds / minibatches,
+        "free_steps": statistics.mean(meter.steps),
+        "test_error": training.metrics[-1]["test_error"][0],
     }
 
 
@@ -116,16 +109,22 @@ def main() -> int:
     convolutional = parser.parse_args().convolutional
     torch.set_num_threads(1)
     mnist = data.load("mnist")
-    results = {}
+    cases = rows(convolutional)
+    networks: dict[str, list[dict[str, float]]] = {title: [] for title in cases}
+    for seed in range(5 if convolutional else 2):
+        for title, (name, fields) in cases.items():
+            networks[title].append(measure(name, fields, seed, mnist))
+            print(f"network {seed + 1}, {title}", file=sys.stderr, flush=True)
     print("| | ms per network and minibatch | free steps | test error, % | of each network |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for title, (name, fields, networks) in rows(convolutional).items():
-        results[title] = row = measure(name, fields, networks, mnist)
-        each = ", ".join(f"{error:.2f}" for error in row["test_errors"])
+    results = {}
+    for title, each in networks.items():
+        mean = {key: statistics.mean(one[key] for one in each) for key in each[0]}
+        errors = [one["test_error"] for one in each]
+        results[title] = {**mean, "test_errors": errors}
         print(
-            f"| {title} | {row['milliseconds']:.2f} | {row['free_steps']:.1f} | "
-            f"{row['test_error']:.2f} | {each} |",
-            flush=True,
+            f"| {title} | {mean['milliseconds']:.2f} | {mean['free_steps']:.1f} | "
+            f"{mean['test_error']:.2f} | {', '.join(f'{error:.2f}' for error in errors)} |"
         )
     file = RESULTS / ("shortcuts-convolutional.json" if convolutional else "shortcuts.json")
     file.write_text(json.dumps({"results": results, **machine.describe("cpu")}, indent=1) + "\n")
