@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -283,6 +284,65 @@ def test_a_tolerance_ends_the_free_phase_of_each_member(orders, kind, tying, nud
 def test_a_tolerance_on_every_graph(graph):
     rule = a_rule(free_steps=25, tolerance=0.03, in_turn=True, nudged_in_turn=True)
     assert_parity(*a_pair(a_graph(graph), rule))
+
+
+def test_each_minibatch_of_a_run_that_has_not_settled_warns():
+    net = a_network("two dense layers", ensemble=())
+    engine = eqprop.make_engine(net, a_rule(free_steps=3, tolerance=1e-6), 0.1, "convolutional")
+    split = Split(torch.randint(256, (9, 1, 6, 6), dtype=torch.uint8), torch.arange(9) % 3, 3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine.run(split, torch.arange(9).reshape(3, 3))
+    assert [it.category for it in said] == [eqprop.NotSettled] * 3
+
+
+def test_any_change_is_within_an_infinite_tolerance():
+    slow, fast = a_pair(a_network(), a_rule(tolerance=float("inf"), in_turn=True))
+    assert_parity(slow, fast)
+    assert fast.relaxation.steps == 2  # each group has moved once
+    assert 0 < fast.relaxation.residual < 2
+
+
+def test_inference_mode_of_the_user_ends_with_a_call():
+    net = a_network()
+    slow, fast = a_pair(net, a_rule())
+    with torch.inference_mode():
+        x, _ = a_minibatch(net, 5)
+        fast.relax(x, 5)
+        fast.step(*a_minibatch(net, 7))
+    slow.step(*a_minibatch(net, 7))
+    assert_parity(slow, fast)
+
+
+@pytest.mark.parametrize(("stride", "size"), [(2, (1, 1)), (3, (1, 2)), (4, (1, 2))])
+def test_bfloat16_with_strides_reads_only_what_was_written(stride, size):
+    """PyTorch 2.13 does not, in weight gradients on a CPU: numbers up to 10³⁶, others each time."""
+    net = eqprop.Network(
+        [Input((1, 3, 5)), Layer("a", (16, *size)), Layer("b", (4, 1, 1)), Layer("out", 3)],
+        [
+            Dense("input", "a"),
+            Conv2d("a", "b", 2, stride=stride, padding=1),
+            Dense("b", "out"),
+        ],
+    )
+    x, y = a_minibatch(net)
+    moves = []
+    for precision in (None, *(torch.bfloat16 for _ in range(30))):
+        one = copy.deepcopy(net)
+        engine = eqprop.make_engine(one, a_rule(), 0.1, "convolutional", precision=precision)
+        engine.step(x, y)
+        moves.append(one.synapses[1].weight - net.synapses[1].weight)
+    exact, *rounded = moves
+    assert all(torch.equal(it, rounded[0]) for it in rounded)
+    assert float((rounded[0] - exact).norm()) < 0.1 * float(exact.norm())
+
+
+def test_a_number_without_room_in_float16_leaves_the_minibatch_to_the_reference():
+    net = a_network(activation="identity", dtype=torch.float32)
+    x, y = a_minibatch(net)
+    rough = eqprop.make_engine(net, a_rule(), 1e-12, precision=torch.float16)
+    with pytest.warns(eqprop.engines.SlowEngine, match="no room in float16"):
+        rough.step(3e4 * x, y)
 
 
 def test_a_phase_that_has_not_settled_warns():

@@ -48,6 +48,22 @@ def test_backward_gradients_are_those_of_autograd(rule):
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-12)
 
 
+def test_a_cost_beside_a_read_out_of_its_own_is_refused():
+    x, labels = a_minibatch()
+    with_softmax, plain = a_network(CrossEntropy(3)), a_network(None, shape=3)
+    rule = eqprop.EP(beta=0.1, free_steps=3, nudged_steps=2)
+    for net, cost, message in (
+        (with_softmax, eqprop.SquaredError(), "CrossEntropy, has parameters and a loss of its own"),
+        (plain, CrossEntropy(3), "cost is a CrossEntropy that the model does not have"),
+        (plain, with_softmax.readout, "cost is a CrossEntropy that the model does not have"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eqprop.make_engine(net, rule, 0.1, cost=cost)
+        with pytest.raises(ValueError, match=message):
+            list(rule.gradients(net, x, labels, cost))
+    assert eqprop.make_engine(with_softmax, rule, 0.1, cost=with_softmax.readout)
+
+
 def test_ep_follows_autograd_at_the_rate_of_its_nudging():
     net, (x, labels) = a_network(CrossEntropy(3)), a_minibatch()
     expected = unrolled_gradients(net, x, labels)

@@ -78,6 +78,19 @@ def test_members_with_rates_of_their_own_move_as_they_do_alone(name):
             torch.testing.assert_close(several.get_parameter(field)[at], p, rtol=0, atol=1e-13)
 
 
+@any_update
+def test_nothing_moves_if_every_parameter_is_frozen(name):
+    update, _ = UPDATES[name]
+    net = a_network()
+    before = [p.clone() for p in net.parameters()]
+    frozen = [name for name, _ in net.named_parameters()]
+    engine = eqprop.make_engine(net, RULE, 0.1, update=update, frozen=frozen)
+    for x, y in minibatches():
+        engine.step(x, y)
+        engine.next_epoch()
+    assert all(torch.equal(p, value) for p, value in zip(net.parameters(), before, strict=True))
+
+
 def test_a_schedule_advances_once_per_epoch():
     update = SGD(schedule=lambda optimiser: StepLR(optimiser, step_size=1, gamma=0.5))
     scheduled, plain = a_network(), a_network()

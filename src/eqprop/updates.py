@@ -76,7 +76,7 @@ class Optimiser(Update):
         return False
 
     def mover(self, model: Model, rates: Rates) -> Mover:
-        return _Optimised(model, rates, self.make, self.schedule)
+        return _optimised(model, rates, self.make, self.schedule)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class SGD(Update):
     def mover(self, model: Model, rates: Rates) -> Mover:
         if self.linear:
             return Descent(model, rates)
-        return _Optimised(model, rates, self._make, self.schedule)
+        return _optimised(model, rates, self._make, self.schedule)
 
     def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -222,6 +222,16 @@ class _Optimised(Mover):
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         if self._scheduler is not None:
             self._scheduler.load_state_dict(copy.deepcopy(state["schedule"]))
+
+
+def _optimised(
+    model: Model,
+    rates: Rates,
+    make: Callable[..., torch.optim.Optimizer],
+    schedule: Schedule | None,
+) -> Mover:
+    """Return the mover of an optimiser; of plain descent if every parameter is frozen."""
+    return _Optimised(model, rates, make, schedule) if rates else Descent(model, rates)
 
 
 def _each(rate: float | Tensor) -> list[float]:

@@ -247,8 +247,12 @@ class Engine(ABC):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Lock the engine, switch autograd off and check the parameters, for one call."""
-        with self._lock, torch.no_grad(), memory.enough_for("a call of the engine"):
+        """Lock the engine, switch autograd off and check the parameters, for one call.
+
+        An engine keeps what it allocates, so the user's inference mode must not apply to that.
+        """
+        room = memory.enough_for("a call of the engine")
+        with self._lock, torch.inference_mode(False), torch.no_grad(), room:
             self.check_parameters()
             yield
 

@@ -209,13 +209,27 @@ class Rule(ABC):
 
 def as_readout(cost: Cost | Readout | None, model: Model) -> Readout:
     """Return the given read-out, the last layer with the given cost, or the model's read-out."""
-    if cost is None:
+    if cost is None or cost is model.readout:
         return model.readout
+    if (isinstance(cost, Readout) and not hasattr(cost, "layers")) or _has_parameters(cost):
+        raise ValueError(
+            f"cost is a {type(cost).__name__} that the model does not have: give it to the "
+            "network, Network(..., readout=...)"
+        )
+    if _has_parameters(model.readout):
+        raise ValueError(
+            f"the read-out of the model, {type(model.readout).__name__}, has parameters and a loss "
+            "of its own: leave out cost"
+        )
     if isinstance(cost, Readout):
         return cost
     readout = OutputLayer(cost)
     readout.build(model.layer_shapes, model.ensemble, model.seeds, model.dtype)
     return readout
+
+
+def _has_parameters(it: object) -> bool:
+    return isinstance(it, Readout) and any(True for _ in it.parameters())
 
 
 def _own_gradients(trial: Trial) -> Gradients:

@@ -6,10 +6,13 @@ on a GPU a minibatch is a row of captured graphs. See `dynamics.py` and `minibat
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor
 
 from eqprop.costs import SquaredError
 from eqprop.dynamics import Relaxation, warn_unless_settled
+from eqprop.engines.compiling import SlowEngine
 from eqprop.engines.convolutional.dynamics import Dynamics
 from eqprop.engines.convolutional.minibatch import Minibatch
 from eqprop.engines.descent import tiny_descent
@@ -88,23 +91,41 @@ class ConvolutionalEngine(Engine):
     ) -> tuple[Relaxation, Counts] | None:
         minibatch = self._minibatch(index.shape[-1])
         betas = self.all_betas(len(index), signs).to(self.device)
-        counts = None
+        found: Relaxation | None = None
+        counts: Counts | None = None
         for m in range(len(index)):
             x, y = split.batch(index[m], self.model.dtype)
             self._learn(minibatch, x, y, betas[m])
+            if self.rule.tolerance is not None or m == len(index) - 1:
+                found = self._learned(minibatch)
+                if found is None:
+                    return None
             free = minibatch.free.state
             wrong = self.readout.output(free).argmax(-1) != y.argmax(-1)
             loss = self.readout.loss(free, y)
             one = Counts(wrong.double().sum(-1), loss.double().sum(-1))
             counts = one if counts is None else counts + one
-        found = self._learned(minibatch)
-        return None if found is None or counts is None else (found, counts)
+        assert found is not None
+        assert counts is not None
+        return found, counts
 
     def free_phase(self, x: Tensor, free_steps: int) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
         self._give(minibatch, x)
         minibatch.relax(free_steps)
         return self._found(minibatch, free_steps)
+
+    def _learn_plainly(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation:
+        found = super()._learn_plainly(x, y, sign)
+        if self.precision != self.model.dtype:  # else it would have raised
+            bits = str(self.precision).removeprefix("torch.")
+            warnings.warn(
+                f"a number had no room in {bits}: the reference engine took this minibatch, in the "
+                "precision of the model; scale the inputs down, or leave out precision",
+                SlowEngine,
+                stacklevel=4,
+            )
+        return found
 
     def _minibatch(self, batch: int) -> Minibatch:
         assert isinstance(self.model, Network)

@@ -38,7 +38,7 @@ class Settling:
 
     def rest(self) -> None:
         """Forget the changes: no layer has moved yet."""
-        self.changes.fill_(math.inf)
+        self.changes.fill_(math.nan)  # not within any tolerance
 
     def counts(self, after: int) -> bool:
         """Return whether the residual needs the change of a step, with so many steps after it."""
