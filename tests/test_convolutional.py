@@ -294,6 +294,7 @@ def test_each_minibatch_of_a_run_that_has_not_settled_warns():
         warnings.simplefilter("always")
         engine.run(split, torch.arange(9).reshape(3, 3))
     assert [it.category for it in said] == [eqprop.NotSettled] * 3
+    assert {it.filename for it in said} == {__file__}  # they name the line of the user
 
 
 def test_any_change_is_within_an_infinite_tolerance():
@@ -341,15 +342,17 @@ def test_a_number_without_room_in_float16_leaves_the_minibatch_to_the_reference(
     net = a_network(activation="identity", dtype=torch.float32)
     x, y = a_minibatch(net)
     rough = eqprop.make_engine(net, a_rule(), 1e-12, precision=torch.float16)
-    with pytest.warns(eqprop.engines.SlowEngine, match="no room in float16"):
+    with pytest.warns(eqprop.engines.SlowEngine, match="no room in float16") as said:
         rough.step(3e4 * x, y)
+    assert said[0].filename == __file__
 
 
 def test_a_phase_that_has_not_settled_warns():
     pair = a_pair(a_network(), a_rule(free_steps=5, tolerance=1e-6))
     for engine in pair:
-        with pytest.warns(eqprop.NotSettled, match="> tolerance 1e-06 after 5 steps"):
+        with pytest.warns(eqprop.NotSettled, match="> tolerance 1e-06 after 5 steps") as said:
             engine.step(*a_minibatch(engine.model))
+    assert said[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("ignore::eqprop.NotSettled")

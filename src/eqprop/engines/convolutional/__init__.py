@@ -81,7 +81,10 @@ class ConvolutionalEngine(Engine):
     def learn(self, x: Tensor, y: Tensor, sign: Tensor | None) -> Relaxation | None:
         minibatch = self._minibatch(self.model.batch(x))
         self._learn(minibatch, x, self.targets(y, minibatch.batch), self.betas(sign))
-        return self._learned(minibatch)
+        found = self._learned(minibatch)
+        if found is not None:
+            warn_unless_settled(found)
+        return found
 
     def takes(self, split: Samples) -> bool:
         return True
@@ -100,6 +103,7 @@ class ConvolutionalEngine(Engine):
                 found = self._learned(minibatch)
                 if found is None:
                     return None
+                warn_unless_settled(found)
             free = minibatch.free.state
             wrong = self.readout.output(free).argmax(-1) != y.argmax(-1)
             loss = self.readout.loss(free, y)
@@ -154,10 +158,7 @@ class ConvolutionalEngine(Engine):
             self.mover.move(minibatch.gradients)
 
     def _learned(self, minibatch: Minibatch) -> Relaxation | None:
-        found = self._found(minibatch, self.rule.free_steps, minibatch.nudged)
-        if found is not None:
-            warn_unless_settled(found)
-        return found
+        return self._found(minibatch, self.rule.free_steps, minibatch.nudged)
 
     def _found(self, minibatch: Minibatch, steps: int, *others: Dynamics) -> Relaxation | None:
         states = (s for it in (minibatch.free, *others) for s in it.state)
