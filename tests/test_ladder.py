@@ -440,6 +440,11 @@ def test_the_page_says_what_the_narrow_networks_did() -> None:
     angles = last("11-vf-kolen-pollack-45")["weight_angle"].values()
     every = [angle for of_members in angles for angle in of_members]
     assert f"The angle stays at {min(every):.0f} to {max(every):.0f}°" in text
+    plain, continual = (
+        last(task)["train_error"] for task in ("14-ep-plain-descent", "15-c-ep-plain-descent")
+    )
+    assert max(abs(a - b) for a, b in zip(plain, continual, strict=True)) < 1
+    assert "the train errors are within a point of each other" in text
 
 
 # Why these rates: C-EP's feedback through the weights (benchmarks/feedback.py)
