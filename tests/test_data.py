@@ -272,6 +272,18 @@ def test_shaped_split_holds_the_same_numbers() -> None:
     assert one_line(caught).startswith(said)
 
 
+def test_images_in_another_layout_are_refused() -> None:
+    """Reshaped, their pixels would be scrambled. Those of grey images would not."""
+    labels = torch.tensor([1, 0])
+    split = Split(torch.zeros(2, 4, 5, 3), labels, 2)
+    with pytest.raises(DataError, match=r"images are \[4, 5, 3\], but the network takes \[3, 4, 5"):
+        split.shaped((3, 4, 5))
+    assert split.shaped((60,)).image_shape == (60,)
+    grey = torch.rand(2, 4, 5, 1)
+    shaped = Split(grey, labels, 2).shaped((1, 4, 5))
+    assert torch.equal(shaped.images, grey.movedim(-1, 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("numbers", [1, 3])
 def test_normalisation_is_of_each_channel_in_any_shape(dtype: torch.dtype, numbers: int) -> None:

@@ -132,7 +132,7 @@ def test_what_is_refused():
     net = dense()
     x, y = a_minibatch(net)
     few = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=1, nudged_in_turn=True)
-    with pytest.raises(ValueError, match="nudged_steps must be at least 2 with in_turn"):
+    with pytest.raises(ValueError, match="nudged_steps must be at least 2 with nudged_in_turn"):
         few.gradients(net, x, y)
     rule = eqprop.EP(beta=0.1, free_steps=5, nudged_steps=2, nudged_in_turn=True)
     with pytest.raises(ValueError, match="set nudged_in_turn=False"):

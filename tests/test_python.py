@@ -360,6 +360,36 @@ def test_a_network_alone_needs_data_and_steps(run: eqprop.Run, mnist: Dataset) -
         eqprop.evaluate(run, split="all")
     with pytest.raises(UserError, match="free_steps must be 1 or more, not 0"):
         eqprop.evaluate(run, free_steps=0)
+    with pytest.raises(UserError, match="in_turn is for a network: a run has"):
+        eqprop.evaluate(run, in_turn=True)
+
+
+def test_an_over_relaxed_network_alone_is_tested_as_its_run_is() -> None:
+    small = {"layers": [784, 12, 10], "relaxation": 1.5, "free_steps": 20, "nudged_steps": 4}
+    few = {"train_samples": 200, "test_samples": 100, "in_turn": True}
+    run = eqprop.train("ep-1h", epochs=1, seeds=1, overrides={**small, **few})
+    assert run.data is not None
+    ours = eqprop.evaluate(run)
+    assert ours.confusion.equal(eqprop.evaluate(run.net, run.data, free_steps=20).confusion)
+    at_once = eqprop.evaluate(run.net, run.data, free_steps=20, in_turn=False)
+    assert float(at_once.residual) > 100 * float(ours.residual)
+
+
+def test_a_run_on_tensors_says_that_its_folder_does_not_hold_them(tmp_path: Path) -> None:
+    x, y = torch.rand(40, 784), torch.arange(40) % 10
+    few = {"layers": [784, 5, 10], "free_steps": 4, "nudged_steps": 2, "train_samples": None}
+    eqprop.train("ep-1h", (x, y), tmp_path / "run", 1, 1, progress=False, overrides=few)
+    with pytest.raises(UserError, match=r"was trained on tensors, .*: call evaluate\(run, data\)"):
+        eqprop.evaluate(eqprop.load(tmp_path / "run"))
+    assert eqprop.evaluate(eqprop.load(tmp_path / "run"), (x, y)).error.shape == (1,)
+
+
+def test_a_schedule_says_why_a_run_cannot_have_more_epochs(tmp_path: Path) -> None:
+    more = {**FIELDS, "schedule": "cosine", "rule.name": "ep"}
+    settings = {"folder": tmp_path / "run", "seeds": 1, "overrides": more, "progress": False}
+    eqprop.train("c-ep-1h", epochs=1, **settings)
+    with pytest.raises(UserError, match=r"differs in epochs, because the schedule depends on them"):
+        eqprop.train("c-ep-1h", epochs=2, resume=True, **settings)
 
 
 def test_each_group_of_layers_needs_a_step() -> None:

@@ -571,7 +571,13 @@ def test_malformed_override_is_refused(text: str) -> None:
         ),
         (
             {"input": [1, 4, 4], "layers": [{"conv": 3, "kernel": 9}, 10]},
-            "layer 'hidden': ",
+            "network.layers: hidden has no room: from (4, 4) its kernel, stride and padding make "
+            "(-4, -4), and pool (-4, -4): choose smaller ones",
+        ),
+        (
+            {"input": [1, 4, 4], "layers": [{"conv": 3, "kernel": 3, "pool": 3}, 10]},
+            "network.layers: hidden has no room: from (4, 4) its kernel, stride and padding make "
+            "(2, 2), and pool (0, 0): choose smaller ones",
         ),
         (
             skipping({"back": 3, "kernel": 1}),
@@ -927,10 +933,12 @@ def test_the_residual_recipe_builds_its_network() -> None:
     assert net.time == Discrete(1.5)
 
 
-@pytest.mark.parametrize("field", ["free_steps", "nudged_steps"])
-def test_each_group_of_layers_needs_a_step(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "setting"), [("free_steps", "in_turn"), ("nudged_steps", "nudged_in_turn")]
+)
+def test_each_group_of_layers_needs_a_step(field: str, setting: str) -> None:
     assert refused("cifar10-resnet", {field: 2}).endswith(
-        f"rule.{field} must be at least 3 with in_turn, one step per group of layers, not 2"
+        f"rule.{field} must be at least 3 with {setting}, one step per group of layers, not 2"
     )
 
 

@@ -337,6 +337,23 @@ def test_the_page_says_how_many_minibatches_could_stop_early():
     assert f"{first} after the first epoch, {fourth} after the fourth and {last} after" in text
     first, fourth, last = (f"{100 * (1 - it) ** 128:.0f} %" for it in shares)
     assert f"within 60 sweeps in {first}, {fourth} and {last} of cases" in text
+    lines = (ROOT / "results/ladder/tasks/02-ep-negative/metrics.jsonl").read_text().splitlines()
+    late = [json.loads(line)["unsettled"][0] for line in lines]
+    first, tenth, last = (f"{100 * (1 - late[k]) ** 128:.0f} %" for k in (0, 9, 29))
+    assert f"in {first} of cases after the first epoch, {tenth} after the tenth and {last}" in text
+
+
+def test_the_page_has_what_a_tolerance_saves():
+    rows = json.loads((ROOT / "results" / "shortcuts-convolutional.json").read_text("utf-8"))
+    assert told("## Stopping early", PAGE) == {
+        name: [
+            f"{row['milliseconds']:.1f}",
+            f"{row['free_steps']:.0f}",
+            f"{row['test_error']:.2f}",
+            ", ".join(f"{error:.2f}" for error in row["test_errors"]),
+        ]
+        for name, row in rows["results"].items()
+    }
 
 
 SMALL = ROOT / "results" / "relaxation-mnist-cpu"

@@ -220,11 +220,11 @@ def check_steps(name: str, steps: int) -> None:
         raise ValueError(f"{name} must be at most {MOST_STEPS}, not {steps}")
 
 
-def check_turns(name: str, steps: int, groups: Sized) -> None:
+def check_turns(name: str, steps: int, groups: Sized, setting: str = "in_turn") -> None:
     """Raise unless each of the groups of layers that move in turn moves at least once."""
     if steps < len(groups):
         raise ValueError(
-            f"{name} must be at least {len(groups)} with in_turn, one step per group of layers, "
+            f"{name} must be at least {len(groups)} with {setting}, one step per group of layers, "
             f"not {steps}"
         )
 

@@ -189,6 +189,11 @@ class Split:
                 f"images {list(self.image_shape)} hold {here} numbers, but the network takes "
                 f"{list(shape)}, {there} of them: choose other data or another network"
             )
+        if len(self.image_shape) == len(shape) == 3 and 1 not in self.image_shape:  # not grey
+            raise DataError(
+                f"images are {list(self.image_shape)}, but the network takes {list(shape)}: give "
+                "them as [n, channels, height, width], for example with x.movedim(-1, 1)"
+            )
         return self._with(self.images.reshape(len(self), *shape), self.labels)
 
     def to(self, device: torch.device | str) -> Self:
@@ -272,6 +277,7 @@ class Dataset:
         return {name: split.fingerprint for name, split in self.splits.items()}
 
 
+IN_MEMORY = "tensors"  # the name of a data set of tensors or arrays
 Array = Tensor | np.ndarray[Any, Any]
 Samples = Split | tuple[Array, Array] | torch.utils.data.Dataset[Any]
 
@@ -298,7 +304,7 @@ def dataset_of(
     if classes is None:
         classes = 1 + max(int(labels.max()) for _, labels, _ in parts)
     splits = [Split(images, labels, classes, by) for images, labels, by in parts]
-    name = type(train).__name__ if isinstance(train, torch.utils.data.Dataset) else "tensors"
+    name = type(train).__name__ if isinstance(train, torch.utils.data.Dataset) else IN_MEMORY
     return Dataset(name, splits[0], splits[1])
 
 

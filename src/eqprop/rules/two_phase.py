@@ -102,7 +102,7 @@ class TwoPhase(Rule, ABC):
     def check_model(self, model: Model) -> None:
         super().check_model(model)
         if self.nudged_in_turn:
-            check_turns("nudged_steps", self.nudged_steps, model.split())
+            check_turns("nudged_steps", self.nudged_steps, model.split(), "nudged_in_turn")
         assert self.nudging is not None
         if self.nudging.is_complex:
             model.check_holomorphic()

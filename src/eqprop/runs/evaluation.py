@@ -49,7 +49,11 @@ class Evaluation:
 
 @torch.no_grad()
 def measure(
-    net: Network, split: Split, free_steps: int, engine: Engine | None = None
+    net: Network,
+    split: Split,
+    free_steps: int,
+    engine: Engine | None = None,
+    in_turn: bool = False,
 ) -> Evaluation:
     """Relax every sample of a split from zero and evaluate the output.
 
@@ -58,6 +62,7 @@ def measure(
         split: the samples, on the device of the network.
         free_steps: maximum number of steps.
         engine: runs the free phase. Default None: `eqprop.relax`.
+        in_turn: without an engine, whether layers move in turn. Default False.
 
     Returns:
         One value per network, [E], in row-major order of the ensemble. E is 1 for one network.
@@ -74,7 +79,11 @@ def measure(
     for start in range(0, len(split), chunk):
         index = torch.arange(start, min(start + chunk, len(split)), device=device)
         x, y = split.batch(index, net.dtype)
-        free = relax(net, x, free_steps) if engine is None else engine.relax(x, free_steps)
+        free = (
+            relax(net, x, free_steps, in_turn=in_turn)
+            if engine is None
+            else engine.relax(x, free_steps)
+        )
         output = readout.output(free.state)
         losses = readout.loss(free.state, y).reshape(E, -1)
         far = free.sample_residual.reshape(E, -1)

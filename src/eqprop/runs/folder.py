@@ -215,12 +215,25 @@ class RunFolder:
                 if file.is_symlink():
                     raise UserError(link_error(file))
 
+    def check_precision(self, precision: torch.dtype | None) -> None:
+        """Raise unless the latest session of the run had this precision (see `make_engine`)."""
+        sessions = (self.origin() or {}).get("sessions", ())
+        before = sessions[-1]["machine"].get("precision") if sessions else None
+        now = None if precision is None else str(precision).removeprefix("torch.")
+        if sessions and before != now:
+            own = "that of the network"
+            raise UserError(
+                f"{self.path}: was trained with precision {before or own}, so it cannot go on with "
+                f"{now or own}: " + (f"add --precision {before}" if before else "leave it out")
+            )
+
     def _check_begun(self, recipe: Recipe, resume: bool) -> None:
         differing = self.recipe().differences(recipe)
         if differing:
+            why = ", because the schedule depends on them" if differing == ["epochs"] else ""
             raise UserError(
                 f"{self.path}: holds a run with another recipe (it differs in "
-                f"{', '.join(differing)}): choose another --out"
+                f"{', '.join(differing)}{why}): choose another --out"
             )
         if not resume:
             raise UserError(

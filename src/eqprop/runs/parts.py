@@ -125,6 +125,11 @@ class ConvPart(Part, frozen=True, kw_only=True, omit_defaults=True):
             )
         main = _convolution(self, pre, name, how(pre))
         here = (self.conv, *main.pooled(shape))
+        if min(here) < 1:
+            raise ValueError(
+                f"layers: {name} has no room: from {shape[1:]} its kernel, stride and padding make "
+                f"{main.convolved(shape)}, and pool {here[1:]}: choose smaller ones"
+            )
         if self.skip is None:
             return [main], here
         if self.skip.back > len(before):

@@ -31,7 +31,8 @@ from eqprop.runs.training import (
     fitting,
     recipe_engine,
 )
-from eqprop.splits import Dataset, Normalisation, Samples, Split, dataset_of
+from eqprop.splits import IN_MEMORY, Dataset, Normalisation, Samples, Split, dataset_of
+from eqprop.timesteps import Discrete
 
 SPLITS = ("test", "train", "validation")
 Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
@@ -139,6 +140,8 @@ def train(
     found = fitting(found, chosen)
     if there is not None:
         there.check(chosen, resume)
+        if resume:
+            there.check_precision(precision)
     training = Training(
         chosen,
         found,
@@ -228,6 +231,7 @@ def evaluate(
     *,
     split: str = "test",
     free_steps: int | None = None,
+    in_turn: bool | None = None,
     device: str | None = None,
     threads: int | None = None,
 ) -> Evaluation:
@@ -238,6 +242,8 @@ def evaluate(
         data: as for `train`. Default None: the data of the run. A network needs it.
         split: "test", "train", or "validation" if the run holds samples out. Default "test".
         free_steps: T. Default None: as in training. A network needs it.
+        in_turn: for a network, whether its layers move in turn. A run says so itself. Default None:
+            if its steps are over-relaxed, which all at once need not settle.
         device, threads: for a run. Default None: "cpu", and one thread per core. A network stays on
             its device.
 
@@ -252,7 +258,11 @@ def evaluate(
                 "a network needs data and free_steps: evaluate(net, data, free_steps=40)"
             )
         found = _dataset(data, None, None, classes=trained.readout.width)
-        return measure(trained, _part(found, split, trained), free_steps)
+        if in_turn is None:
+            in_turn = isinstance(trained.time, Discrete) and trained.time.relaxation > 1
+        return measure(trained, _part(found, split, trained), free_steps, in_turn=in_turn)
+    if in_turn is not None:
+        raise UserError("in_turn is for a network: a run has the order of its recipe")
     recipe, net, folder = trained.recipe, trained.net, trained.folder
     if net is None:
         where = f"{folder}: " if folder else ""
@@ -292,6 +302,11 @@ def _dataset(
     """Return the given data; by default the recipe's, from the data folder of the run."""
     if data is None:
         assert recipe is not None
+        if recipe.data.name == IN_MEMORY:
+            raise UserError(
+                "the run was trained on tensors, which its folder does not hold: call "
+                "evaluate(run, data)"
+            )
         return datasets.load(recipe.data.name, folder.data_folder() if folder else None)
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)

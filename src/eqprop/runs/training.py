@@ -458,14 +458,13 @@ def update_and_gradient(
 def check_fits(data: Dataset, recipe: Recipe) -> None:
     """Raise unless the data set has the inputs and classes of the recipe's layers."""
     network = recipe.network
-    for which, there, wanted, what in (
-        ("first", math.prod(network.input_shape), math.prod(data.image_shape), "pixels"),
-        ("last", network.classes, data.train.classes, "classes"),
+    first = "input: its numbers" if network.input else "layers: the first"
+    for name, there, wanted, what in (
+        (first, math.prod(network.input_shape), math.prod(data.image_shape), "pixels"),
+        ("layers: the last", network.classes, data.train.classes, "classes"),
     ):
         if there != wanted:
-            raise UserError(
-                f"layers: the {which} must be {wanted}, the {what} of {data.name}, not {there}"
-            )
+            raise UserError(f"{name} must be {wanted}, the {what} of {data.name}, not {there}")
 
 
 def fitting(data: Dataset, recipe: Recipe) -> Dataset:

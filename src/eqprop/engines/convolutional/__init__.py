@@ -58,8 +58,10 @@ class ConvolutionalEngine(Engine):
         if any(synapse.within for synapse in model.synapses):
             return "synapses within a layer"
         kinds = {type(synapse) for synapse in model.synapses}
-        if not {Conv2d} <= kinds <= {Conv2d, Dense}:
-            return "synapses other than Conv2d and Dense, or no Conv2d"
+        if not kinds <= {Conv2d, Dense}:
+            return "synapses other than Conv2d and Dense"
+        if Conv2d not in kinds:
+            return "a network without Conv2d synapses"
         if any(getattr(type(model), name) is not getattr(Network, name) for name in COMPUTED):
             return f"a {type(model).__name__} with methods of its own"
         if not isinstance(model.time, Discrete):
