@@ -30,7 +30,7 @@ NOT_RUN = {  # how many blocks of each
 }
 SLOW = {
     *("docs/runs.md", "docs/start.md", "docs/settings.md", "docs/paper.md", "docs/networks.md"),
-    *("docs/search.md", "docs/sweeps.md", "docs/explorer.md"),
+    *("docs/search.md", "docs/sweeps.md", "docs/explorer.md", "docs/convolution.md"),
 }
 READ = {"toml": tomllib.loads, "yaml": yaml.safe_load}  # languages of files, not of programs
 SHOWING = [
