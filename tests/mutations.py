@@ -661,9 +661,9 @@ DEFECTS = (
     ),
     Defect(
         "convolutional engine: in turn, the residual is the change of the last group alone",
-        "engines/convolutional/minibatch.py",
-        "last = steps - t <= len(turns)",
-        "last = steps - t <= 1",
+        "engines/convolutional/settling.py",
+        "self.changes[t % len(self.changes)].copy_(change)",
+        "self.changes.copy_(change.expand_as(self.changes))",
         "test_convolutional.py::test_relaxing_is_relaxing",
     ),
     Defect(
