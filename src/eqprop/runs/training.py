@@ -458,7 +458,7 @@ def update_and_gradient(
 def check_fits(data: Dataset, recipe: Recipe) -> None:
     """Raise unless the data set has the inputs and classes of the recipe's layers."""
     network = recipe.network
-    first = "input: its numbers" if network.input else "layers: the first"
+    first = "input: the product" if network.input else "layers: the first"
     for name, there, wanted, what in (
         (first, math.prod(network.input_shape), math.prod(data.image_shape), "pixels"),
         ("layers: the last", network.classes, data.train.classes, "classes"),
