@@ -1,8 +1,10 @@
 """Time one training minibatch of rungs of the ladder (docs/ladder.md), on one GPU.
 
-    python benchmarks/ladder.py [RUNG ...] [--rounds N] [--kernels N]
+    python benchmarks/ladder.py [RUNG ...] [--tolerances T ...] [--rounds N] [--kernels N]
 
-RUNG may also be a recipe, such as cifar10-resnet.
+RUNG may also be a recipe, such as cifar10-resnet. With --tolerances, each rung is timed with each T
+besides: its free phase ends when the network has settled to T. A T that rounding does not reach,
+such as 1e-12, tells what it costs to look at every step.
 
 Rungs are interleaved round by round and compared by medians, with random images that are drawn and
 prepared as in training, several minibatches per call. By default one rung of each kind is timed:
@@ -14,6 +16,7 @@ of each rung. Writes results/ladder-gpu.json.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -66,6 +69,7 @@ def main() -> int:
     parser.add_argument(
         "rungs", nargs="*", default=KINDS, metavar="RUNG", help="default: see above"
     )
+    parser.add_argument("--tolerances", nargs="+", type=float, default=[], metavar="T")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kernels", type=int, default=0, metavar="N")
     options = parser.parse_args()
@@ -76,6 +80,10 @@ def main() -> int:
         name: RUNGS[name] if name in RUNGS else recipes.load(name, {"seeds": 1})
         for name in options.rungs
     }
+    for name, tolerance in itertools.product(list(rungs), options.tolerances):
+        rungs[f"{name}, tolerance {tolerance:g}"] = recipes.changed(
+            rungs[name], {"rule.tolerance": tolerance}
+        )
     torch.set_float32_matmul_precision("high")
     engines = {name: engine(rung, torch.float16) for name, rung in rungs.items()}
     times: dict[str, list[float]] = {name: [] for name in engines}
