@@ -356,6 +356,17 @@ def test_the_page_has_what_a_tolerance_saves():
     }
 
 
+def test_the_page_has_what_a_tolerance_costs_on_a_gpu():
+    found = json.loads((ROOT / "results" / "ladder-gpu-tolerance.json").read_text("utf-8"))
+    assert [*told("--tolerances 1e-3 1e-12", PAGE).values()] == [
+        [
+            f"{found['results'][name + tolerance]:.1f}"
+            for tolerance in ("", ", tolerance 0.001", ", tolerance 1e-12")
+        ]
+        for name in ("cifar10-conv-relaxed", "centred")
+    ]
+
+
 SMALL = ROOT / "results" / "relaxation-mnist-cpu"
 
 
