@@ -26,6 +26,8 @@ from eqprop.runs import training
 from eqprop.runs.folder import RunFolder
 from eqprop.runs.progress import Progress
 from eqprop.runs.recipe import SHORT
+from eqprop.runs.signals import MOMENT, stopping
+from eqprop.runs.training import Watcher
 from tests.commands import Command
 
 pytestmark = pytest.mark.slow
@@ -327,9 +329,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
 def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
     fork: Cli, cli: Cli, tmp_path: Path
 ) -> None:
-    """One minibatch an epoch, which takes about a second: the second signal comes within it."""
+    """One minibatch an epoch, which takes a second or two: the second signal comes within it."""
     out = tmp_path / "run"
-    slow = RECIPE | {"free_steps": 4000, "train_samples": 20, "test_samples": 20, "seeds": 1}
+    slow = RECIPE | {"free_steps": 9000, "train_samples": 20, "test_samples": 20, "seeds": 1}
     words = (*TRAIN, "--epochs", 2, "--out", out)
     process = fork(*words, **slow)
     wait_for(process, "epoch 1/2")
@@ -337,6 +339,7 @@ def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
     before = contents(out / "checkpoints")
     process.send_signal(signal.SIGINT)
     wait_for(process, "once more to stop at once")
+    time.sleep(1.5 * MOMENT)
     process.send_signal(signal.SIGINT)
     printed, complained = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -346,6 +349,27 @@ def test_ctrl_c_twice_stops_at_once_and_the_run_can_go_on(
     assert cli(*words, "--resume", **slow).code == 0
     assert lines(out / "metrics.jsonl")[0] == first
     assert [record["epoch"] for record in lines(out / "metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_twice_at_once_is_one(number: signal.Signals) -> None:
+    """`timeout` sends its signal twice, the second perhaps before the first has been answered."""
+    said: list[str] = []
+
+    class Told(Watcher):
+        def say(self, line: str) -> None:
+            signal.raise_signal(number)
+            said.append(line)
+
+    watcher = Told()
+    with stopping(watcher):
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert watcher.stop_requested
+        assert said == ["stopping after this minibatch; once more to stop at once"]
+        time.sleep(1.5 * MOMENT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
 
 
 def test_killed_run_goes_on_to_the_same_bytes(
