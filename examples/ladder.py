@@ -32,7 +32,8 @@ COMPARISONS = {
     "Nudging, cross-entropy": (
         (
             *("ep-centred-softmax", "ep-random-sign-softmax", "ep-one-sided-softmax"),
-            "ep-negative-softmax",
+            *("ep-negative-softmax", "ep-centred-softmax-faster-readout"),
+            "ep-random-sign-softmax-faster-readout",
         ),
         (
             *("centred-softmax", "random-sign-softmax", "one-sided-softmax"),
