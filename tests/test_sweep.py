@@ -915,9 +915,15 @@ def test_one_task_that_is_stopped_goes_on_with_the_same_command(
     task = fork(*words)
     until(lambda: in_the_middle(folder))
     task.send_signal(how)
-    assert f"{SLOW}: stopped" in ends(task, 130)
+    said = ends(task, 130)
+    (command,) = re.findall(
+        rf"{SLOW}: stopped in epoch \d+ after \d+ minibatches, saved\. To go on: eqprop (.*)", said
+    )
+    assert shlex.split(command) == [str(word) for word in words[:2]] + [
+        *("--out", str(place / "out"), "--task", "2")
+    ]
     assert not RunFolder(folder).finished
-    ends(fork(*words), 0)
+    ends(fork(*shlex.split(command)), 0)
     assert len(sessions(folder)) == 2
     assert_same_run(folder, undisturbed / SLOW)
 

@@ -184,7 +184,10 @@ def _one(tasks: Sequence[Task], folder: SweepFolder, options: argparse.Namespace
     ended = worker.run(_job(task, folder, options.threads, options))
     if ended.state is State.FAILED:
         raise UserError(f"{task.name}: {ended.message}")
-    say(f"{task.name}: {ended.state.value}{f', {ended.message}' * bool(ended.message)}", sys.stdout)
+    said = ended.message or ended.state.value
+    if ended.state is State.STOPPED:
+        said += f". To go on: {_command(options)}"
+    say(f"{task.name}: {said}", sys.stdout)
     return _code([task], folder, {task.name: ended})
 
 
@@ -228,6 +231,7 @@ def _command(options: argparse.Namespace) -> str:
         ("on", "local"),
         ("address", None),
         ("out", None),
+        ("task", None),
         ("jobs", None),
         ("pack", None),
         ("device", "cpu"),
