@@ -25,6 +25,7 @@ import torch
 from eqprop import data
 from eqprop.data import DataError, Dataset, Normalisation, cifar, load, png, sources
 from eqprop.data.cifar import ARCHIVE, ARCHIVE_FOLDER, FILES, CifarSet, NpmPackage
+from tests.known_sets import known_set
 from tests.test_data import Mirror, one_line, serve, write_folder
 
 N = 4  # images per file
@@ -574,11 +575,7 @@ def test_real_npm_with_a_registry_of_the_test(
 
 @pytest.fixture(scope="module")
 def cifar10() -> Dataset:
-    """From the user's own cache, or from wherever this machine reaches it."""
-    try:
-        return load("cifar-10")
-    except DataError as error:
-        pytest.skip(str(error))
+    return known_set("cifar-10")
 
 
 @pytest.mark.slow

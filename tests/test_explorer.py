@@ -172,7 +172,7 @@ def test_the_lines_of_the_documentation_run(own_page, tmp_path, monkeypatch):
 def node() -> str:
     program = shutil.which("node")
     if program is None:
-        pytest.skip("no Node here")
+        pytest.skip("no Node here: apt-get install nodejs npm")
     if not (SOURCES / "node_modules").is_dir():
         command = ["npm", "ci", "--no-fund", "--no-audit"]
         done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=200)

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 import eqprop
-from eqprop.data import DataError, Dataset, load
+from eqprop.data import Dataset
 from eqprop.papers.continual_ep.published import FULL_TABLE, RESCALED
 from eqprop.runs import recipe as recipes
 from eqprop.runs.folder import RunFolder
 from eqprop.sweeps.file import read
 from tests.documents import DOCUMENTS, ROOT
+from tests.known_sets import known_set
 
 STORED = ROOT / "results" / "fashion"
 RUNS = sorted(file.parent for file in STORED.rglob("recipe.toml"))
@@ -173,11 +174,7 @@ def test_the_errors_of_smaller_rates_are_those_of_the_run() -> None:
 
 @pytest.fixture(params=["MNIST", "Fashion-MNIST"])
 def images(request) -> tuple[str, Dataset]:
-    """Either set, from the user's own cache or from wherever this machine reaches it."""
-    try:
-        return request.param, load(request.param.lower())
-    except DataError as error:
-        pytest.skip(str(error))
+    return request.param, known_set(request.param.lower())
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from eqprop.network import Network
+from eqprop.runs import machine
 from eqprop.runs import recipe as recipes
 from eqprop.runs.files import as_json, link_error, parse_json, read_json, write_beside, write_whole
 from eqprop.runs.lock import held
@@ -219,7 +220,7 @@ class RunFolder:
         """Raise unless the latest session of the run had this precision (see `make_engine`)."""
         sessions = (self.origin() or {}).get("sessions", ())
         before = sessions[-1]["machine"].get("precision") if sessions else None
-        now = None if precision is None else str(precision).removeprefix("torch.")
+        now = None if precision is None else machine.precision_name(precision)
         if sessions and before != now:
             own = "that of the network"
             raise UserError(

@@ -34,7 +34,7 @@ def describe(
         machine["tf32"] = torch.get_float32_matmul_precision() != "highest"
         machine["convolutions_tf32"] = torch.backends.cudnn.allow_tf32
     if precision is not None:
-        machine["precision"] = str(precision).removeprefix("torch.")
+        machine["precision"] = precision_name(precision)
     return {
         "machine": machine,
         "versions": {
@@ -44,6 +44,11 @@ def describe(
         },
         "commit": _commit(),
     }
+
+
+def precision_name(precision: torch.dtype) -> str:
+    """Return the name of a precision, as `--precision` takes it."""
+    return str(precision).removeprefix("torch.")
 
 
 def _processor() -> str:

@@ -32,7 +32,6 @@ from eqprop.runs.training import (
     recipe_engine,
 )
 from eqprop.splits import IN_MEMORY, Dataset, Normalisation, Samples, Split, dataset_of
-from eqprop.timesteps import Discrete
 
 SPLITS = ("test", "train", "validation")
 Data = str | os.PathLike[str] | Dataset | Samples | tuple[Samples, Samples]
@@ -259,7 +258,7 @@ def evaluate(
             )
         found = _dataset(data, None, None, classes=trained.readout.width)
         if in_turn is None:
-            in_turn = isinstance(trained.time, Discrete) and trained.time.relaxation > 1
+            in_turn = trained.time.epsilon > 1  # over-relaxed
         return measure(trained, _part(found, split, trained), free_steps, in_turn=in_turn)
     if in_turn is not None:
         raise UserError("in_turn is for a network: a run has the order of its recipe")
